@@ -36,11 +36,13 @@ from vapo.types import RolloutBatch
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """The operations of one forward pass: for each token, response token and squared length.
+    """The coefficients from which the operations of a network's passes are counted.
 
-    They are what the mathematics needs, not what the code does: recomputed activations and logits
-    count once, and so does a prompt that its responses share. A multiplication and an addition are
-    two operations. The backward costs twice the forward.
+    `per_token` counts once for each token, `per_state` for each response token, and
+    `per_squared_length` for each sequence's squared length. They are what the mathematics needs,
+    not what the code does: recomputed activations and logits count once, and so does a prompt that
+    its responses share. A multiplication and an addition are two operations. The backward pass
+    takes twice as many as the forward pass.
     """
 
     per_token: int
@@ -53,13 +55,13 @@ class ForwardFlops:
 
     @classmethod
     def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
-        """Return the cost of a decoder with this head.
+        """Derive the coefficients of a decoder with this head from their weights and config.
 
-        Each weight costs 2 operations a token. Only the experts that a token goes through count,
-        and the input embedding is a table lookup, which costs nothing. Causal attention costs half
+        Each weight takes 2 operations a token. Only the experts that a token goes through count,
+        and the input embedding is a table lookup, which counts as 0. Causal attention takes half
         of 2 x 2 operations for each pair of tokens, attending layer and channel. A layer with a
-        window has only the pairs within it. What a recurrent layer computes besides products with
-        its weights is not counted.
+        sliding window has only the pairs within the window. What a recurrent layer computes besides
+        products with its weights is not counted.
         """
         config = model.config.get_text_config(decoder=True)
         num_heads = config.num_attention_heads
@@ -80,12 +82,15 @@ class ForwardFlops:
         )
 
     def count_update(self, inputs: TokenInputs) -> float:
-        """Count a forward's and its backward's operations, without frozen weights' gradients."""
+        """Count the operations of a forward and a backward pass.
+
+        The backward pass computes no gradients of frozen weights.
+        """
         frozen_flops = self.frozen_per_token * inputs.num_tokens
         return 3 * self.count(inputs) - frozen_flops - self.frozen_per_state * len(inputs.targets)
 
     def count(self, inputs: TokenInputs) -> float:
-        """Count the operations of one forward pass over all sequences, without padding."""
+        """Count the operations of one forward pass over all sequences; padding is not counted."""
         return float(
             self.per_token * inputs.num_tokens
             + self.per_state * len(inputs.targets)
@@ -93,8 +98,8 @@ class ForwardFlops:
         )
 
     def attention(self, length: float, num_earlier: float = 0) -> float:
-        """Count the operations of attention of `length` tokens, each to itself, to earlier ones of
-        them, and to `num_earlier` tokens in front of them all."""
+        """Count the operations with which `length` tokens attend causally to one another, and to
+        all of the `num_earlier` tokens in front of them."""
         squares = length * (length + 2 * num_earlier)
         if self.window is None:
             return self.per_squared_length * squares
@@ -111,7 +116,7 @@ def num_parameters(parameters: Iterable[nn.Parameter]) -> int:
 
 
 class ActorOutput(NamedTuple):
-    """What the actor computes at n response tokens; None: it was not asked for.
+    """What the actor computes at n response tokens. A field that was not requested is None.
 
     `entropy` is in nats. `states` are the hidden states before the tokens, of the requested layers.
     `collisions` are the sums over the vocabulary of the squared probabilities.
@@ -124,7 +129,9 @@ class ActorOutput(NamedTuple):
 
 
 class Actor(nn.Module):
-    """A causal language model, called through one entry that sharding can wrap.
+    """A causal language model as the policy. All of its passes go through `forward`.
+
+    FSDP gathers sharded weights only for a call of `forward`.
 
     Args:
         rounds: whether products of the output layer may round their inputs (`may_round_products`).
@@ -184,7 +191,7 @@ class Actor(nn.Module):
 
 
 class FrozenBase(nn.Module):
-    """An actor with adapters as it was before training: the reference policy."""
+    """The reference policy of an actor with LoRA adapters: the same actor with its adapters off."""
 
     def __init__(self, actor: Actor) -> None:
         super().__init__()
@@ -209,8 +216,9 @@ class FrozenBase(nn.Module):
 class CriticOutput(NamedTuple):
     """The values of n states, and the logits of a categorical head.
 
-    One forward gives both, because a sharded network gathers its weights only for a forward. With
-    several critics `members` has the values of each, and `values` their mean.
+    `logits` is None if the head is not categorical. One forward pass gives both, because a sharded
+    network gathers its weights only for a forward pass. With several critics `members` has the
+    values of each, and `values` their mean; with one critic `members` is None.
     """
 
     values: Float[Tensor, " n"]
@@ -219,7 +227,7 @@ class CriticOutput(NamedTuple):
 
 
 class Critic(nn.Module):
-    """A sequence-classification model, read at every response position.
+    """A sequence-classification model that gives a value before every response token.
 
     A reward model has the same format, so a critic can start from one by loading it. The model's
     config says what the outputs of its head mean (`vapo.networks.value_head`).
@@ -244,12 +252,15 @@ class Critic(nn.Module):
         return ForwardFlops.of(self.model, self.model.get_submodule("score"))
 
     def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
-        """The features that the head reads before each response token."""
+        """Return the hidden states before each of the n response tokens, which the head reads."""
         states = last_hidden_states(self.model, inputs)
         return states[inputs.state_rows, inputs.state_columns]
 
     def columns(self, inputs: TokenInputs) -> Float[Tensor, "n C"]:
-        """The log-prob features that the head reads before each response token."""
+        """Return the features before each response token that the head derives from log-probs.
+
+        Raises: ValueError: the inputs have no log-probs of sampled tokens.
+        """
         if inputs.sampled_logprobs is None:
             raise ValueError("the value head reads log-probs, and these tokens were not sampled")
         columns = logprob_columns(inputs.sampled_logprobs, inputs.response_mask)
@@ -284,11 +295,11 @@ def _apply_in_float32(layer: nn.Module, inputs: Float[Tensor, "n F"]) -> Float[T
 
 
 class CriticEnsemble(Critic):
-    """M critics of one architecture as one network: one optimizer, one gradient norm.
+    """M critics of one architecture as one network, with one optimizer and one gradient norm.
 
     Source: AsyPPO (arXiv 2510.01656), which does not say which member trains on which prompts.
-    Here a prompt's tokens decide. So a member never trains on another's prompts, whatever the
-    order, iteration, run or process in which they come.
+    Here the prompt's tokens decide (`member_of_prompt`). So a prompt trains the same member in
+    every iteration, run and process.
 
     `model`, `head` and `forward_flops` are the first member's. A training forward runs one member.
     """
@@ -301,7 +312,7 @@ class CriticEnsemble(Critic):
         self.head, self.forward_flops = first.head, first.forward_flops
 
     def forward(self, inputs: TokenInputs, *, member: int | None = None) -> CriticOutput:
-        """Return one member's output. Without `member`: all members' values, and their mean."""
+        """Return the output of the member with this number; if None, all values and their mean."""
         members = members_of(self)
         if member is not None:
             return cast(CriticOutput, members[member](inputs))
@@ -310,7 +321,7 @@ class CriticEnsemble(Critic):
 
 
 def members_of(critic: Critic | None) -> list[Critic]:
-    """The members of an ensemble, or a single critic in a list. The list is empty for None."""
+    """Return the members of an ensemble, a single critic in a list, or an empty list for None."""
     if critic is None:
         return []
     if isinstance(critic, CriticEnsemble):
@@ -319,17 +330,21 @@ def members_of(critic: Critic | None) -> list[Critic]:
 
 
 def member_of_prompt(prompt_ids: Sequence[int], count: int) -> int:
-    """Choose which of `count` members trains on a prompt, by a hash that is alike in all runs."""
+    """Return the number, below `count`, of the ensemble's member that trains on a prompt.
+
+    It is a hash of the prompt's tokens, so it is the same in all runs.
+    """
     return derive_seed("critic member", *prompt_ids) % count
 
 
 def forward_of_rows(
     critic: Critic, inputs: TokenInputs, members: Int[Tensor, " b"] | None
 ) -> CriticOutput:
-    """Return the output of the member that trains on these rows.
+    """Return the output of the critic, or of the one ensemble member that trains on these rows.
 
     Args:
-        members: the member of each row, the same for all of them; None: there is one critic.
+        members: the number of the member for each row, the same in all rows. None: the critic is
+            not an ensemble.
     """
     if members is None:
         return cast(CriticOutput, critic(inputs))
@@ -337,7 +352,10 @@ def forward_of_rows(
 
 
 def ensemble_columns(batch: RolloutBatch, values: Float[Tensor, "B T M"]) -> dict[str, Tensor]:
-    """Make the batch columns of an ensemble: critic_members, value_spread, old_member_values.
+    """Return by name the columns that an ensemble of critics adds to a batch.
+
+    `critic_members` has the number of the member that trains on each row, `old_member_values` that
+    member's values, and `value_spread` how far the members' values differ at each token.
 
     Args:
         values: each member's value for each token.

@@ -32,11 +32,11 @@ KEY = "critic.lora"
 
 
 class AdapterModelConfig(PreTrainedConfig):
-    """The config of adapters of `rank` on modules of an actor.
+    """The config.json of a critic that consists of LoRA adapters of `rank` on an actor's modules.
 
     `targets` maps each module's name to its numbers of input and output channels.
-    `actor_fingerprint` says on which base saved adapters were trained; None: unknown. `hidden_size`
-    and `num_hidden_layers` are the base's.
+    `actor_fingerprint` names the base on which saved adapters were trained; None: unknown.
+    `hidden_size` and `num_hidden_layers` are the base's.
     """
 
     model_type = "vapo_adapters"
@@ -60,7 +60,8 @@ class AdapterModelConfig(PreTrainedConfig):
 
 
 class Adapter(nn.Module):
-    """Computes lora_alpha / rank * B A x, to be added to a frozen module's output."""
+    """One low-rank adapter: computes lora_alpha / rank * B A x, which is added to the output of a
+    frozen linear module."""
 
     def __init__(self, inputs: int, outputs: int, config: AdapterModelConfig) -> None:
         super().__init__()
@@ -76,7 +77,11 @@ class Adapter(nn.Module):
 
 
 class AdapterLayers(nn.Module):
-    """Stands in the place of a backbone. Its `layers` are empty, so it is sharded as a whole."""
+    """All adapters of a critic. They stand where other critics have a backbone.
+
+    `by_module` maps the name of a module of the actor to its adapter. `layers` is empty, so FSDP
+    shards the adapters as one unit.
+    """
 
     def __init__(self, config: AdapterModelConfig) -> None:
         super().__init__()
@@ -93,13 +98,19 @@ class AdapterLayers(nn.Module):
             parent_module.add_module(last, self.by_module[name])
 
     def add(self, module: str, x: Tensor, output: Tensor) -> Tensor:
-        """Add the output of a module's adapter, if it has one, to the module's output."""
+        """Return a module's output plus that of its adapter, in the dtype of the module's output.
+
+        `module` is the module's name, and `x` its input. Without an adapter the output is returned.
+        """
         adapter = self.by_module.get(module)
         return output if adapter is None else (output + adapter(x)).to(output.dtype)
 
 
 class AdaptersForSequenceClassification(PreTrainedModel):
-    """Adapters, and a head `score` on the states that the base computes with them."""
+    """The trained part of a critic on an actor's frozen base: adapters, and a value head `score`.
+
+    The head reads the states that the base computes with the adapters.
+    """
 
     config_class = AdapterModelConfig
     base_model_prefix = "model"
@@ -122,9 +133,10 @@ AutoModelForSequenceClassification.register(AdapterModelConfig, AdaptersForSeque
 def adapters_network_config(
     model: PreTrainedConfig, path: str, options: LoraConfig
 ) -> AdapterModelConfig:
-    """Return the config of a critic of adapters that starts from a folder.
+    """Return the config of a critic of adapters that starts from the folder `path`.
 
-    The folder has saved adapters, or a policy for which new ones are made.
+    If `model`, the config in that folder, describes saved adapters, it is returned. Otherwise the
+    folder has a policy, and the result describes new adapters on it.
 
     Raises: UserError: the saved adapters do not have the rank or lora_alpha of the options.
     """
@@ -154,7 +166,7 @@ def adapters_network_config(
 
 @torch.no_grad()
 def new_adapters(config: AdapterModelConfig, seed: int) -> PreTrainedModel:
-    """Make new adapters: B is 0, and A is random by the seed."""
+    """Make a critic of new adapters. B is 0, so they change no state; A is random by the seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AdaptersForSequenceClassification(config).float()
@@ -172,7 +184,10 @@ _active_adapters: ContextVar[tuple[AdapterLayers, Sequence[Any]] | None] = Conte
 
 
 def accept_adapters(model: PreTrainedModel) -> None:
-    """Let a policy take a critic's adapters. Call this before the policy gets its own adapters."""
+    """Register a hook on each linear module of a policy, through which a critic's adapters act.
+
+    The hooks do nothing outside of `on_base`. Call this before the policy gets its own adapters.
+    """
     places = dict(linear_modules(model))
     for name, module in places.items():
         module.register_forward_hook(_adapter_hook(name))
@@ -190,7 +205,12 @@ def _adapter_hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 
 @contextmanager
 def on_base(adapters: AdapterLayers, peft_layers: Sequence[Any]) -> Iterator[None]:
-    """Turn on these adapters in the block, and turn off the adapters of the `peft_layers`."""
+    """Inside the block, let the actor compute with a critic's adapters instead of its own.
+
+    Args:
+        adapters: the critic's adapters.
+        peft_layers: the actor's modules that have adapters of its own.
+    """
     token = _active_adapters.set((adapters, peft_layers))
     try:
         with adapters_off(peft_layers):
@@ -200,9 +220,10 @@ def on_base(adapters: AdapterLayers, peft_layers: Sequence[Any]) -> Iterator[Non
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Make the contexts of a checkpointed layer's first and second forward.
+    """Return the contexts in which gradient checkpointing runs a layer the first and second time.
 
-    The second one, in the backward, gets the adapters that are active now, in the first.
+    The second time is in the backward pass, when the block of `on_base` has ended. Its context
+    turns on again the adapters that are active now, at the first time.
     """
     active = _active_adapters.get()
     return nullcontext(), nullcontext() if active is None else on_base(*active)

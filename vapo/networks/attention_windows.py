@@ -20,7 +20,9 @@ _WINDOWED, _CHUNKED = "sliding_attention", "chunked_attention"
 
 
 def check_windows(path: str, config: PreTrainedConfig) -> None:
-    """Refuse a config whose windows have no meaning, or whose architecture would ignore them.
+    """Refuse a config with an invalid sliding window, or with attention that is not supported.
+
+    Attention to chunks of the text and attention to later tokens are not supported.
 
     Args:
         path: the model's folder, for the error.
@@ -56,7 +58,7 @@ def check_windows(path: str, config: PreTrainedConfig) -> None:
 
 
 def has_windows(config: PreTrainedConfig) -> bool:
-    """Whether any layer of a text model attends to a window."""
+    """Whether any layer of a text model has a sliding attention window."""
     kinds = getattr(config, "layer_types", None)
     return getattr(config, "sliding_window", None) is not None and (
         kinds is None or _WINDOWED in kinds
@@ -64,7 +66,7 @@ def has_windows(config: PreTrainedConfig) -> bool:
 
 
 def num_windowed_layers(config: PreTrainedConfig) -> int:
-    """Count the layers of a text model that attend to a window."""
+    """Count the layers of a text model that have a sliding attention window."""
     if not has_windows(config):
         return 0
     kinds: Any = getattr(config, "layer_types", None)
@@ -72,9 +74,10 @@ def num_windowed_layers(config: PreTrainedConfig) -> int:
 
 
 def attention_options(path: str, config: PreTrainedConfig, implementation: str) -> dict[str, Any]:
-    """Return the keyword arguments with which Transformers makes a model with this attention.
+    """Return the keyword arguments that make Transformers compute a model's attention correctly.
 
-    Transformers' scaled dot-product attention silently ignores that scores are capped (Gemma 2).
+    With `auto` this is Transformers' default, except for capped scores (Gemma 2): those get
+    `eager`, because scaled dot-product attention silently ignores the cap.
 
     Args:
         path: the model's folder, for the error.

@@ -84,7 +84,10 @@ def _check_actor(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
 
 
 def _check_base(adapters: AdapterModelConfig, path: str, config: FitConfig) -> None:
-    """Check that the critic's adapters are saved ones, and on the modules that the config chooses.
+    """Check that the adapters in the critic's folder are on the modules that the config chooses.
+
+    `path` is the critic's folder: the actor's, for which new adapters are made, or one of saved
+    adapters.
 
     Raises: UserError: the folder has no saved adapters, or has them on other modules.
     """
@@ -108,13 +111,13 @@ def _check_base(adapters: AdapterModelConfig, path: str, config: FitConfig) -> N
 
 
 def check_head_is_kept(config: FitConfig) -> None:
-    """Refuse a start of the head that would throw away the one that `critic.init=FOLDER` brings.
+    """Refuse a `critic.head.start` that would throw away the trained head of `critic.init`.
 
-    Call this only where the critic starts anew: a checkpoint's head is loaded over any start. A
-    folder that `critic.reward_model_path` names is not refused: if the head starts anew, only the
-    folder's backbone is taken.
+    Only a folder that `critic.init` names is refused. From `critic.reward_model_path` a new head
+    takes only the backbone. Do not call this for a run that resumes: the checkpoint's head is
+    loaded over any start.
 
-    Raises: UserError naming both keys.
+    Raises: UserError: `critic.init` names a folder with a head, and the start is not `as_loaded`.
     """
     init, start = config.critic.init, config.critic.head.start
     if (
@@ -139,9 +142,11 @@ def check_head_is_kept(config: FitConfig) -> None:
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the critic's token ids mean the same as the actor's.
+    """Check that the critic's tokenizer gives each token the same id as the actor's `tokenizer`.
 
     A critic that reads other ids than the actor writes would be silently wrong.
+
+    Raises: UserError: the tokenizers differ.
     """
     if config.algorithm.has_critic:
         path = critic_path(config)
@@ -179,7 +184,7 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
 
 
 def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> Actor | FrozenBase:
-    """Make the reference policy: a frozen copy, or with adapters the actor's own frozen base."""
+    """Make the reference policy: with LoRA the actor without its adapters, else a frozen copy."""
     if config.actor.lora is not None:
         return FrozenBase(actor)
     return make_actor(config, mesh, trained=False)
@@ -244,10 +249,13 @@ def check_frozen(config: FitConfig) -> None:
 
 
 def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
-    """Freeze the critic's weights that are not trained. Call this before making its optimizer.
+    """Freeze the critic's weights that the optimizer does not train. Call this before making it.
 
-    Raises: UserError: a text of critic.frozen is in no name, or all weights would be frozen; see
-        `lora.add_adapters`.
+    With critic.lora all but the adapters and the head are frozen; critic.frozen names others; and
+    with critic.ridge the weights that the regression fits are frozen.
+
+    Raises: UserError: a text of critic.frozen is in no name, or all weights would be frozen; or the
+        adapters cannot be added (`lora.add_adapters`).
     """
     options = config.critic
     if options.lora is not None and options.kind == "network":
@@ -288,9 +296,10 @@ def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
 def _load_or_empty(
     load: Callable[[], Network], empty: Callable[[], Network], mesh: DeviceMesh | None
 ) -> Network:
-    """Return the loaded network, or an empty one that is filled once it is sharded.
+    """Return the network with its weights, or with a mesh without them.
 
-    In a simulation (`vapo estimate`) the network has fake tensors.
+    A sharded network is filled after it has been sharded. In a simulation (`vapo estimate`) the
+    network has fake tensors.
     """
     if not makes_fakes():
         return load() if mesh is None else empty()
@@ -303,7 +312,10 @@ def _load_or_empty(
 def _shard_and_fill(
     network: Network, load: Callable[[], Network], mesh: DeviceMesh | None, config: FitConfig
 ) -> Network:
-    """Set a network to training mode, and shard and fill it if there is a mesh."""
+    """Set a network to training mode and return it.
+
+    With a mesh, shard the network first and fill it with the weights that `load` loads.
+    """
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
         heads = network.head_layers if isinstance(network, Critic) else ()
@@ -315,6 +327,8 @@ def _shard_and_fill(
 
 def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
     """Let a network keep only each decoder layer's input and compute the layer again in backward.
+
+    `name` is the network's block in the config, for the error.
 
     Raises: UserError: the architecture does not support it.
     """
@@ -329,5 +343,5 @@ def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
 
 
 def backbone_of(network: Actor | Critic) -> PreTrainedModel:
-    """Return the model whose layers a network's update runs; for adapters that is the actor's."""
+    """Return the model whose layers a network runs; for a critic of adapters it is the actor's."""
     return network.actor.model if isinstance(network, AdapterCritic) else network.model

@@ -123,7 +123,7 @@ def _problem(name: str, value: Any, *, may_be_0: bool) -> str | None:
 
 
 def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Check that the weights are those of a model with this config.
+    """Check by the shapes of a folder's weights that they belong to a model with this config.
 
     Raises: UserError: the config has more layers than the weights, or other sizes.
     """

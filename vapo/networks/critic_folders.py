@@ -9,7 +9,7 @@ from vapo.errors import UserError
 
 
 def critic_start(config: FitConfig) -> str:
-    """Return the folder that the critic starts from, or the folder that contains each critic's."""
+    """Return the folder that the critic starts from. It may contain a folder for each critic."""
     init = config.critic.init
     if init == "reward_model":
         assert config.critic.reward_model_path is not None
@@ -18,7 +18,7 @@ def critic_start(config: FitConfig) -> str:
 
 
 def critic_start_key(config: FitConfig) -> str:
-    """Return the config key that names the folder of `critic_start`."""
+    """Return the config key that names the folder that the critic starts from."""
     keys = {"reward_model": "critic.reward_model_path", "policy": "actor.path"}
     return keys.get(config.critic.init, "critic.init")
 
@@ -26,8 +26,8 @@ def critic_start_key(config: FitConfig) -> str:
 def critic_path(config: FitConfig, member: int = 0) -> str:
     """Return the model folder that one of the run's critics starts from.
 
-    All critics start from one model folder, or each from its own folder in one that value
-    pretraining has saved.
+    `member` is the critic's number. All critics start from one model folder. If value pretraining
+    has saved several critics, each starts from its own folder in there.
 
     Raises: UserError: the saved folder has another number of critics than critic.count.
     """

@@ -65,10 +65,10 @@ class AdapterCritic(Critic):
 
 
 def critic_of(model: PreTrainedModel, actor: Actor | None = None) -> Critic:
-    """Make the critic of a model.
+    """Wrap a value model in the critic class that runs it: on an actor's states, or by itself.
 
     Args:
-        actor: the actor on whose base a critic of adapters works.
+        actor: the actor on whose base a critic of adapters works; other critics do not need it.
     """
     if isinstance(model, AdaptersForSequenceClassification):
         assert actor is not None, "adapters are on an actor's base"

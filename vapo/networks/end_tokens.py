@@ -77,9 +77,8 @@ def name_end_tokens(
 ) -> bytes | None:
     """Give the model a new generation config that holds only the end tokens.
 
-    The tokenizer's own end token is the first.
-
-    Programs that load the model then end a response where this policy does.
+    The tokenizer's own end token is the first of them. Programs that load the model then end a
+    response where this policy does.
 
     Args:
         generation: the source's generation_config.json, if it has one.
@@ -101,7 +100,9 @@ def name_end_tokens(
 def template_end(
     tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] = NO_VARIABLES
 ) -> int | None:
-    """Find the special token that the chat template writes behind an assistant's message, if any.
+    """Return the id of the token that the chat template writes behind an assistant's message.
+
+    None: there is no chat template, or what follows the message is not a special token.
 
     Raises: UserError: the template refuses such a message, with and without a system message.
     """
@@ -123,7 +124,7 @@ def template_end(
 
 
 def turn_ids_with_end(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:
-    """Encode a turn that is given as text, with the token that ends it.
+    """Return the token ids of a turn that is given as text, with the token that ends the turn.
 
     A text that already ends with an end token keeps that token. What follows it (a line break, a
     second end token) would never be sampled, so it is left out.

@@ -42,7 +42,10 @@ def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[in
 
 
 def _num_chosen(model: PreTrainedModel, num_experts: int) -> int:
-    """Return how many experts of a layer a token goes through."""
+    """Return how many of a layer's `num_experts` experts a token goes through, by the config.
+
+    Raises: UserError: the config does not say so, or the number is not from 1 to `num_experts`.
+    """
     config: Any = model.config.get_text_config(decoder=True)
     key = next((key for key in _NUMS_CHOSEN if hasattr(config, key)), _NUMS_CHOSEN[0])
     number = getattr(config, key, None)
@@ -66,10 +69,10 @@ def _experts(model: nn.Module) -> Iterator[Any]:
 
 
 def spread_evenly(model: nn.Module) -> None:
-    """Spread the tokens of a model with fake weights evenly over its experts.
+    """Replace the forward pass of a fake model's experts, so that all get equally many tokens.
 
     The products then take as many bytes as with real tokens. Transformers' own grouped products
-    read the routing, which fake tensors lack; the ones that do not read it support only bfloat16.
+    read the router's choice, which fake tensors do not have, or they support only bfloat16.
     """
     for experts in _experts(model):
         experts.forward = partial(_forward_evenly, experts)

@@ -31,7 +31,7 @@ def save_folder(
     *,
     generation: bytes | None = None,
 ) -> None:
-    """Write weights (safetensors), config and tokenizer, as `from_pretrained` loads them.
+    """Write a model folder that `from_pretrained` loads: `state` as safetensors, config, tokenizer.
 
     If a part fails, nothing is written. The weights get the config's file permissions, because
     safetensors makes them readable by the owner only. The config says that the embeddings are tied
@@ -82,7 +82,11 @@ def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
 
 
 def network_folders(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Critic]:
-    """Map each folder to the network saved in it: several critics get folders 0, 1, and so on."""
+    """Map each folder to the network that is saved in it.
+
+    An ensemble's critics get the folders 0, 1 and so on in `folder`. Any other network gets
+    `folder` itself.
+    """
     if isinstance(network, CriticEnsemble):
         return {folder / str(number): member for number, member in enumerate(members_of(network))}
     return {folder: network}
@@ -91,10 +95,14 @@ def network_folders(network: Actor | Critic, folder: Path) -> dict[Path, Actor |
 def save_network(
     network: Actor | Critic, tokenizer_path: str, folder: Path, *, lora: LoraConfig | None = None
 ) -> None:
-    """Save a live, maybe sharded, network with its adapters merged.
+    """Save a live, maybe sharded, network as a Hugging Face folder, with its adapters merged.
 
-    Every rank must call this, and rank 0 writes.
-    Several critics get a folder each (`network_folders`).
+    Every rank must call this, and rank 0 writes. Several critics get a folder each
+    (`network_folders`).
+
+    Args:
+        tokenizer_path: the folder whose tokenizer is saved with the network.
+        lora: the options of the network's adapters; None: it has none.
     """
     for path, member in network_folders(network, folder).items():
         state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(member, lora)}

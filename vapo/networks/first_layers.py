@@ -13,9 +13,9 @@ from vapo.system.private_attributes import with_modules
 
 
 class Ending(nn.Module):
-    """Stands in the place of the first layer that is not run, and keeps the input of that layer.
+    """Replaces the first decoder layer that is not run, and keeps in `state` what it would read.
 
-    Attributes that a backbone reads from its layer are those of the layer.
+    Every other attribute is that of the replaced layer, because a backbone may read it.
     """
 
     state: Tensor
@@ -49,8 +49,8 @@ def has_plain_layers(backbone: PreTrainedModel) -> bool:
 def first_layers(backbone: PreTrainedModel, count: int) -> tuple[nn.Module, Ending]:
     """Return a view of the backbone that ends after `count` layers, and the `Ending` in it.
 
-    After a forward pass the ending has the last of these layers' states. The backbone itself, which
-    a sampler may use meanwhile, is not changed.
+    After a forward pass of the view, `Ending.state` has the states after its last layer. The
+    backbone itself, which a sampler may use meanwhile, is not changed.
     """
     maybe_install_capturing_hooks(backbone)  # once for all; a view would install its own
     layers = cast(nn.ModuleList, backbone.layers)

@@ -62,10 +62,11 @@ class ForwardNetworks:
 def add_logprobs_and_values(
     batch: RolloutBatch, networks: ForwardNetworks, *, with_entropy: bool = False
 ) -> EvaluatedBatch:
-    """Return the batch with old and reference log-probs and old values of the given networks.
+    """Return the batch with the old log-probs, reference log-probs and old values of all rows.
 
-    The engine's log-probs differ from these by its own rounding. `with_entropy` adds the entropies
-    of the old policy. Every rank must call this.
+    A network that is None adds no column. `with_entropy` adds the entropies of the old policy. The
+    engine's log-probs in the batch differ from these by its own rounding. Every rank must call
+    this.
     """
     layers = networks.layers or (() if networks.critic is None else networks.critic.layers)
     reads_states = batch.actor_states is None and bool(layers)
@@ -137,7 +138,13 @@ def _run_in_chunks(
     *,
     for_critic: bool,
 ) -> None:
-    """Run `forward` over all rows, chunk by chunk, and put its results into `columns`."""
+    """Run `forward` over all rows of the batch, chunk by chunk, and put its results into `columns`.
+
+    Args:
+        columns: the results by name, [B, T] or for the actor's states a tensor for each row.
+        forward: returns by name what it computes for the response tokens of a chunk, flattened.
+        for_critic: whether the critic's prompts are read in place of the policy's.
+    """
     options: dict[str, Any] = {"layout": networks.layout, "for_critic": for_critic}
     chunks = cut_rollouts(batch, range(len(batch)), max_tokens=networks.max_tokens, **options)
     # results are fetched after the last pass, since a GPU computes while the host goes on
@@ -170,7 +177,11 @@ def cut_rollouts(
     layout: Layout,
     for_critic: bool = False,
 ) -> list[list[int]]:
-    """Cut rows of a rollout batch by the lengths that the network reads (`cut_by_tokens`)."""
+    """Cut rows of a rollout batch into chunks of at most `max_tokens` tokens (`cut_by_tokens`).
+
+    `for_critic`: whether the critic's prompts are counted in place of the policy's. The result has
+    the row numbers of each chunk.
+    """
     rollouts = batch.rollouts
     prompts = [critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids for r in rollouts]
     lengths = [len(p) + len(r.response_ids) for p, r in zip(prompts, rollouts, strict=True)]
@@ -185,13 +196,14 @@ def cut_by_tokens(
     layout: Layout = "padded",
     prompts: Sequence[tuple[int, ...]] | None = None,
 ) -> list[list[int]]:
-    """Cut rows into chunks of at most `max_tokens` tokens: with padding, or packed without.
+    """Cut rows into chunks of at most `max_tokens` tokens, and return each chunk's row numbers.
 
     `lengths[row]` is the row's prompt + response length. A row longer than the budget gets its own
     chunk. All ranks get equally many chunks, since every forward of a sharded network is a
     collective. Each rank's largest chunks come first, so that ranks wait little for each other.
-    Padded, rows of similar length go together; packed, the chunks are about equally large. Where
-    prompts are shared, rows with the same prompt go together, and a chunk counts the prompt once.
+    In the padded layout padding counts, and rows of similar length go together. Packed chunks are
+    about equally large. Where prompts are shared, rows with the same prompt go together, and a
+    chunk counts the prompt once.
 
     Args:
         prompts: the prompt of each row, needed where prompts are shared.
@@ -214,7 +226,10 @@ def cut_by_tokens(
 
 
 class _Load:
-    """Counts the tokens of a chunk, each prompt once. Without `prompts` all rows count whole."""
+    """Counts the tokens of a chunk of rows, and a prompt that several of them share only once.
+
+    If `prompts` is None, no prompt is shared, so the rows' lengths are added up.
+    """
 
     def __init__(
         self,
@@ -249,9 +264,10 @@ def _padded_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut rows into chunks of at most `max_tokens`, about equally large; longer rows are alone.
+    """Cut rows into about equally large chunks of at most `max_tokens` tokens.
 
-    The longest rows come first, and each goes to the emptiest chunk.
+    The longest rows come first, and each goes to the emptiest chunk. A row that is longer than
+    `max_tokens` is a chunk by itself.
     """
     longest_first = sorted(rows, key=lambda row: lengths[row], reverse=True)
     num_chunks = max(1, -(-sum(lengths[row] for row in rows) // max_tokens))
@@ -268,10 +284,10 @@ def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def _grouped_chunks(load: _Load, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut rows into few chunks of even loads, with the rows of a prompt side by side.
+    """Cut rows into few chunks of about equally many tokens, with a prompt's rows side by side.
 
-    A prompt whose rows lie in two chunks is computed in both. So a prompt is split only if it is
-    above the budget, or if there would be more chunks otherwise.
+    A prompt whose rows lie in two chunks is computed in both. So its rows are split only if
+    together they are above `max_tokens`, or if there would be more chunks otherwise.
     """
     neighbours = sorted(rows, key=load.group.__getitem__)
     row_parts = [[row] for row in neighbours]

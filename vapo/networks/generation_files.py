@@ -27,7 +27,9 @@ _KEY = "eos_token_id"
 
 
 def generation_file(path: str) -> bytes | None:
-    """Read the file in a model's folder or in a hub id's cache; None: there is no such file.
+    """Return the content of a model's generation_config.json; None: the model has none.
+
+    `path` is a folder, or a hub id whose cache is read.
 
     Raises: UserError: the file is larger than any such file is, or cannot be read.
     """
@@ -51,9 +53,10 @@ def generation_file(path: str) -> bytes | None:
 
 
 def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationConfig:
-    """Read the end tokens of the model's file, or without a file those of its config.json.
+    """Return a generation config that has nothing but the end tokens of the model in `path`.
 
-    A file that is not a JSON object is named in a warning.
+    They stand in generation_config.json, or without that file in `config`, the model's config.json.
+    A generation_config.json that is not a JSON object is named in a warning.
 
     Raises: UserError: an end token is not a token id of this model.
     """
@@ -76,7 +79,7 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
 
 
 def settings_in(content: bytes) -> dict[str, Any] | None:
-    """Return the file's settings by name; None: it is not a JSON object."""
+    """Return the settings in the content of a generation_config.json; None: it is not an object."""
     try:
         settings = json.loads(content)
     except (ValueError, RecursionError):
@@ -85,7 +88,10 @@ def settings_in(content: bytes) -> dict[str, Any] | None:
 
 
 def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
-    """Return the file with these end tokens; unchanged if it is not a JSON object."""
+    """Return the content of a generation_config.json with these end tokens in place of its own.
+
+    A content that is not a JSON object is returned unchanged.
+    """
     settings = settings_in(content)
     if settings is None:
         return content
@@ -94,7 +100,7 @@ def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
 
 
 def _token_ids(end_entry: Any, num_ids: int | None, file: str) -> list[int]:
-    """Turn the entry for end tokens in a file into a list of ids.
+    """Turn the entry for end tokens in a file (null, an id or a list) into a list of ids.
 
     Raises: UserError: an entry is not a token id of a model with `num_ids` tokens.
     """

@@ -35,9 +35,10 @@ def put_head(model: Any, head: ValueHead) -> None:
 
 
 def class_with_head(plain: Any, head: ValueHead) -> Any:
-    """Make a sequence classifier's class with this head, whose weights `from_pretrained` fills.
+    """Return a subclass of the sequence classifier `plain` whose models are made with this head.
 
-    Transformers makes the heads of decoders without a bias, and would not load a folder's bias.
+    `from_pretrained` of the subclass then loads all weights of the head. Transformers' own classes
+    for decoders have a head without a bias, and would not load a folder's bias.
     """
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
@@ -49,7 +50,10 @@ def class_with_head(plain: Any, head: ValueHead) -> Any:
 
 @torch.no_grad()
 def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
-    """Replace the model's head by the plan's head, with weight 0 and the plan's bias."""
+    """Give a model the plan's head with weight 0, and write that head into the model's config.
+
+    Its bias gives every state the plan's mean reward as value; without a mean reward it is 0.
+    """
     write_head(model.config, plan.head)
     put_head(model, plan.head)
     score = model.get_submodule("score")
@@ -67,9 +71,9 @@ def begin_at_zero(model: PreTrainedModel, names: Iterable[str]) -> None:
 
 
 def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:
-    """Return by name the parameters of a head of weight 0 that values every state at a mean reward.
+    """Return the parameters of `score`, by name, with which every state's value is a mean reward.
 
-    Without a mean reward the bias is 0.
+    The weight is 0. If `mean_reward` is None, the bias is 0, too.
 
     Source: JustRL-II.
     """
@@ -81,11 +85,11 @@ def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -
 
 @torch.no_grad()
 def start_head(critic: Critic, mean_reward: float) -> float:
-    """Make the head value every state at a mean reward, with weight 0, and return that value.
+    """Set a critic's head so that every state has a mean reward as value, and return that value.
 
-    The value is the nearest one inside the head's range. The critic is changed in place and may be
-    sharded, so every rank must call this. The optimizer's state is unchanged. Several critics start
-    alike.
+    It is the value nearest to `mean_reward` inside the head's range. The head's weight becomes 0.
+    The critic is changed in place and may be sharded, so every rank must call this. The optimizer's
+    state is unchanged. The members of an ensemble all get the same values.
     """
     value = critic.head.within(mean_reward)
     for member in members_of(critic):

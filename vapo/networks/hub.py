@@ -16,10 +16,10 @@ _TIMEOUT_S = 5.0
 
 @cache
 def read_cache_if_unreachable() -> None:
-    """Take the hub's libraries offline, with a line that says so, if its host does not answer.
+    """Set the Hugging Face libraries offline if the hub's host does not answer, and print that.
 
-    Otherwise they would try five times, half a minute for each file, before they read their cache.
-    With a proxy, or if `HF_HUB_OFFLINE` is set, this does nothing.
+    They then read only their cache. Otherwise they would first try five times, half a minute for
+    each file. With a proxy, or if `HF_HUB_OFFLINE` is set, this does nothing.
     """
     proxies = getproxies()
     if "HF_HUB_OFFLINE" in os.environ or "https" in proxies or "all" in proxies:

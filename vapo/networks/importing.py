@@ -56,9 +56,12 @@ class ImportedModel:
 
 
 def find_source(source: str) -> Source:
-    """Find a folder, a hub id, a .gguf file, or `package:NAME`: the .gguf file in that package.
+    """Turn the text that a user gives for a model into its `Source`.
 
-    Raises: UserError when there is no such file or package.
+    It is a folder, a hub id, a .gguf file, or `package:NAME` for the one .gguf file in an installed
+    Python package.
+
+    Raises: UserError: there is no such file or package.
     """
     if source.startswith(_PACKAGE):
         return _gguf_source(_file_in_package(source))
@@ -80,7 +83,12 @@ def _gguf_source(file: Path) -> Source:
 
 
 def _file_in_package(source: str) -> Path:
-    """Find the GGUF file in the package's list of files, without importing the package."""
+    """Return the path of the one GGUF file in the package of `package:NAME`.
+
+    Only the package's list of files is read; the package is not imported.
+
+    Raises: UserError: the package is not installed, or has no GGUF file or several.
+    """
     name = source.removeprefix(_PACKAGE)
     try:
         gguf_files = [file for file in files(name) or () if file.suffix == ".gguf"]
@@ -96,9 +104,12 @@ def _file_in_package(source: str) -> Path:
 
 
 def read_source(source: Source, dtype: Dtype) -> ImportedModel:
-    """Load model and tokenizer; add the chat template's end tokens to the generation config.
+    """Load a source's model and tokenizer, and add the chat template's end token to its end tokens.
 
-    Raises: UserError when they cannot be loaded completely or are not supported.
+    With the dtype `auto` weights in bfloat16 stay so, and all others become float32. A GGUF file's
+    weights become float32.
+
+    Raises: UserError: model or tokenizer cannot be loaded completely, or are not supported.
     """
     if source.gguf_file is None:
         config = read_model_config(source.path)
@@ -139,7 +150,10 @@ def _read_gguf(source: Source, dtype: str) -> ImportedModel:
 
 
 def write_folder(source_model: ImportedModel, folder: Path) -> None:
-    """Write safetensors, config, generation config and tokenizer, without the source's extras."""
+    """Write a loaded model as a plain folder: safetensors, config, generation config and tokenizer.
+
+    The config no longer says that weights are quantized, or where the model was loaded from.
+    """
     config = source_model.model.config
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):
@@ -156,9 +170,9 @@ def write_folder(source_model: ImportedModel, folder: Path) -> None:
 
 
 def check_folder(source_model: ImportedModel, folder: Path) -> None:
-    """Check that the folder, loaded as every command loads it, equals the source.
+    """Check that a written folder, loaded as every command loads it, equals the model it is from.
 
-    Raises: UserError: other token ids, or logits that differ in any bit.
+    Raises: UserError: the tokenizers differ on difficult texts, or the logits in any bit.
     """
     saved_tokenizer = load_tokenizer(str(folder))
     texts = [*HARD_TEXTS, "".join(source_model.tokenizer.all_special_tokens)]

@@ -56,7 +56,8 @@ def choose_layout(
 
 
 def say_layout(option: str, layout: Layout, models: Sequence[PreTrainedModel]) -> None:
-    """Print in one line why `auto` has not chosen the layout with the fewest tokens."""
+    """Print why `training.packing=auto` has not chosen shared prompts, the layout with the fewest
+    tokens. Nothing is printed if it has, or if `option` names a layout."""
     models = _models_with_layout(models)
     reason = _first_reason(map(why_not_packed if layout == "padded" else why_not_shared, models))
     if option == "auto" and reason is not None and is_main_process():
@@ -88,13 +89,17 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
 
 
 def why_not_shared(model: PreTrainedModel) -> str | None:
-    """Return the reason why a network cannot compute a shared prompt once; None: it can."""
+    """Return the reason why a network does not support the layout in which responses share one
+    computation of their prompt; None: it supports it."""
     if attention_implementation(model) == "flash_attention_2":
         return "attn_implementation flash_attention_2 supports rows without shared prompts only"
     return why_not_packed(model)
 
 
 def enable_packing(model: PreTrainedModel) -> None:
-    """Let a network that supports it take packed rows; its pass of padded rows is unchanged."""
+    """Change a network with SDPA attention in place so that it computes packed rows, too.
+
+    Padded rows are computed as before. Other networks are unchanged.
+    """
     if attention_implementation(model) == "sdpa":
         model.set_attn_implementation(PACKED_SDPA)

@@ -182,7 +182,13 @@ def load_value_model(
 def load_weights(
     auto_class: Any, path: str, config: PreTrainedConfig, dtype: str, attn_implementation: str
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Load a model, and return it with the names of the weights that the folder lacks."""
+    """Load a model, and return it with the names of the weights that the folder lacks.
+
+    `auto_class` is one of Transformers' Auto classes, or a model class. Missing weights are random.
+
+    Raises: UserError: the weights cannot be loaded, have other shapes than the config says, or are
+        not finite.
+    """
     options = attention_options(path, config, attn_implementation)
     generation = read_generation_config(path, config)
     with refusals(path, "weights"), quiet():
@@ -219,7 +225,11 @@ def _check_complete(path: str, missing_names: set[str]) -> None:
 
 
 def _check_shapes(path: str, mismatched: set[tuple[str, Any, Any]]) -> None:
-    """Refuse weights that Transformers would have made at random in place of the folder's."""
+    """Refuse a folder of which some weights have other shapes than config.json gives them.
+
+    Transformers has made these weights at random instead. `mismatched` has for each its name, its
+    shape in the folder, and its shape by config.json.
+    """
     if mismatched:
         name, saved_shape, config_shape = min(mismatched)
         raise UserError(

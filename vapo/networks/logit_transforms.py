@@ -13,11 +13,11 @@ from vapo.functional.logit_transforms import LogitTransform
 
 
 class _Transform(NamedTuple):
-    """What a key of a model's config does to the logits.
+    """What the key `name` of a model's config does to the logits.
 
-    One key can multiply in one architecture and divide in another, so `model_types` lists the
-    beginnings of those `model_type`s for which `make` is right. `neutral` is the value that changes
-    nothing.
+    `make` turns the key's value into arguments of `LogitTransform`. One key can multiply in one
+    architecture and divide in another, so `make` is right only for a `model_type` that begins with
+    one of `model_types`. `neutral` is the value of the key that changes nothing.
     """
 
     name: str
@@ -37,7 +37,7 @@ _TRANSFORMS = (
 
 
 def logit_transform(path: str, config: PreTrainedConfig) -> LogitTransform | None:
-    """Return what a causal language model does to its logits; None: nothing.
+    """Return how a causal language model scales or caps its logits; None: it does neither.
 
     Args:
         path: the model's folder, for the error.

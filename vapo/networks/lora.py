@@ -31,9 +31,11 @@ def add_adapters(
 ) -> None:
     """Freeze every weight but a value head's, and add float32 adapters to the chosen modules.
 
-    An adapter starts at 0. `key` is the config key that errors name.
+    An adapter's product is 0 at first, and its A random by the seed. `key` is the config key that
+    errors name.
 
-    Raises: UserError: peft is not installed, or as `target_names`.
+    Raises: UserError: peft is not installed, or the options choose modules or a rank that the
+        model does not have (`target_names`).
     """
     try:
         import peft
@@ -83,10 +85,12 @@ def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
-    """Return the full names of the linear modules that the options choose.
+    """Return the full names of the linear modules that `options.target_modules` chooses.
+
+    `key` is the options' key in the config, which errors name.
 
     Raises: UserError: a module is not in the decoder layers, two modules share one weight, or the
-        rank is above a dimension of every chosen one.
+        rank is above a dimension of every chosen module.
     """
     leaf_names = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
     available = sorted(set(leaf_names.values()))
@@ -132,7 +136,7 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 @contextmanager
 def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
-    """Turn off the adapters of these layers in the block, so that the model is its base."""
+    """Inside the block, turn off the adapters of these layers: the model computes without them."""
     were_off = [switch_adapters(layer, off=True) for layer in layers]
     try:
         yield
@@ -144,10 +148,13 @@ def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
 def merge_adapters(
     weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the plain model's weights, the adapters of a state dict merged into them.
+    """Yield the weights of a state dict, with LoRA adapters merged into the weights they adapt.
 
-    Without options the weights are unchanged. Only weights that still wait for their adapter are
-    held in memory, because the weights may be shards that are gathered one by one.
+    The names are those of the model without adapters. Without options the weights are unchanged.
+    Only weights that still wait for their adapter are held in memory, because the weights may be
+    shards that are gathered one by one.
+
+    Raises: ValueError: an adapter or its weight is missing.
     """
     if options is None:
         yield from weights
@@ -171,17 +178,17 @@ def merge_adapters(
 
 
 def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield a live, maybe sharded, network's weights under the model folder's names, merged.
+    """Yield by name the whole weights of a live, maybe sharded, network, with adapters merged.
 
-    Every rank must iterate. A state dict names a tied weight twice, a list of parameters only once.
-    An engine that unties the two would miss the second.
+    The names are those of the model's folder. Every rank must iterate. A tied weight comes under
+    both of its names, for an engine that holds it as two.
     """
     weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(network))
     yield from merge_adapters(weights, options)
 
 
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:
-    """Make a separate model with the adapters merged, for a sampling engine."""
+    """Return a frozen copy of a model with its adapters merged, for a sampling engine."""
     state = dict(merge_adapters(model.state_dict().items(), options))
     copy = deepcopy(model)
     for name, module in list(copy.named_modules()):
@@ -192,9 +199,9 @@ def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrained
 
 
 def changing_names(model: PreTrainedModel) -> set[str]:
-    """Return the names, in the plain model, of the weights that training changes.
+    """Return the names of the weights that training changes, as in the model without adapters.
 
-    With adapters these are the weights of the modules that have one.
+    With adapters these are the weights that merging them changes.
     """
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     adapted = {f"{name.removesuffix(_B)}.weight" for name in names if name.endswith(_B)}
@@ -205,8 +212,8 @@ def changing_names(model: PreTrainedModel) -> set[str]:
 def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Inside the block give an unsharded network these weights; afterwards restore its own exactly.
 
-    The names are the plain model's. A module with an adapter gets the weight as its base, and its
-    adapter adds nothing. So any weights can be set, also those that no adapter could make.
+    The names are those of the model without adapters. A module with an adapter gets the weight as
+    its base weight, and all adapters add nothing. So any weights can be set.
     """
     live = dict(model.named_parameters())
     replaced_weights = {n: live[n] if n in live else live[_base_name(n)] for n in weights}

@@ -38,7 +38,9 @@ Kind = Literal["causal_lm", "value_model"]
 def empty_model(kind: Kind, path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
     """Make the model that `load_causal_lm` or `load_value_model` would load, without its weights.
 
-    Raises: UserError when config.json cannot be loaded or the model is not supported.
+    Its parameters are on the meta device, which gives them shapes but no memory.
+
+    Raises: UserError: config.json cannot be loaded or the model is not supported.
     """
     config = read_model_config(path)
     if kind == "causal_lm":
@@ -75,7 +77,7 @@ def model_of_config(
     dtype: str,
     attn_implementation: str,
 ) -> PreTrainedModel:
-    """Make the empty model of a loaded config. `path` is named in errors.
+    """Make the model of a loaded config on the meta device, without weights. Errors name `path`.
 
     A value model gets the head that `write_head` wrote into the config, or a scalar one.
     """
@@ -96,7 +98,7 @@ def model_of_config(
 
 
 def fill_with_fakes(network: nn.Module) -> None:
-    """Give an empty network fake tensors on the CPU. Call this inside a FakeTensorMode.
+    """Replace a network's meta tensors by fake ones on the CPU. Call this inside a FakeTensorMode.
 
     The network must have been made on the meta device, since fake parameters cannot be moved, and
     peft moves parameters.

@@ -68,7 +68,7 @@ def read_model_config(path: str) -> PreTrainedConfig:
 
 
 def _part_for_text(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the part of a config for the text, if the model reads images as well (Qwen3.5).
+    """Return the text model's part of the config of a model that reads images as well (Qwen3.5).
 
     Transformers must have a causal language model of the text alone. The weights for images are
     then not read. Every other config is returned as it is.
@@ -84,15 +84,19 @@ def _part_for_text(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """Read the config of a value model's folder, changed by the critic's options (`as_critic`)."""
+    """Read the config of a folder, and return that of the value model that starts from it.
+
+    If `critic` is None, it is a reward model's. Raises UserError if the folder does not fit.
+    """
     return as_critic(read_model_config(path), path, critic)
 
 
 def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """Turn a folder's config into that of the critic.
+    """Return the config of the critic that starts from the folder `path` with this `config`.
 
     A critic with a network keeps its first `critic.layers` layers. A probe or adapters have a
-    config of their own kind.
+    config of their own kind. If `critic` is None, the folder is that of a reward model, and its
+    config is returned as it is.
 
     Raises: UserError: the folder does not fit the critic's options. Without a critic: the folder
         has a critic that reads an actor's states, not a text.

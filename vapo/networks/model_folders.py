@@ -114,7 +114,9 @@ def _check_tokenizer_files(folder: Path) -> None:
 
 
 def check_critic_folder(path: str) -> Path:
-    """Return a critic's folder, which any framework may have written: whole weights or an adapter.
+    """Check a critic's folder, which any framework may have written, and return it.
+
+    It has whole weights, or an adapter of the library peft.
 
     Raises: UserError: there is no such folder, or its files are missing or damaged.
     """
@@ -129,7 +131,9 @@ def check_critic_folder(path: str) -> Path:
 
 
 def _check_weight_files(folder: Path) -> None:
-    """Compare each file's length with its header, without loading it. This takes milliseconds.
+    """Check that a folder has weights, and that each file is as long as its header says.
+
+    The weights are not loaded, so this takes milliseconds.
 
     Raises: UserError: a file is missing or damaged, or the weights are pickles.
     """
@@ -160,9 +164,9 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def _shapes_in(folder: Path) -> Shapes:
-    """Return the shapes of the folder's weights; empty if they are damaged.
+    """Return by name the shapes of the weights in a folder; empty if they are damaged.
 
-    The loader reports the damage.
+    Loading the weights later reports the damage.
     """
     try:
         states = [(str(file), file.stat()) for file in weight_files(folder)]
@@ -173,9 +177,9 @@ def _shapes_in(folder: Path) -> Shapes:
 
 @lru_cache(maxsize=32)
 def _shapes(files: tuple[tuple[str, int, int], ...]) -> Shapes:
-    """Read the shapes in weight files.
+    """Read by name the shapes of the weights in safetensors files.
 
-    Each file is given with its size and time, so that the cache sees a change.
+    Each file is given as (path, size, time of change), so that a changed file is read again.
     """
     shapes = {}
     for file, _, _ in files:
@@ -186,7 +190,7 @@ def _shapes(files: tuple[tuple[str, int, int], ...]) -> Shapes:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a folder; with an index, those that it names.
+    """List the safetensors files of a folder; if it has an index file, those that the index names.
 
     Raises: UserError: the index is damaged.
     """

@@ -11,10 +11,11 @@ PAD, EOS = "<pad>", "<|endoftext|>"
 
 
 def make_tokenizer(alphabet: str) -> Qwen2Tokenizer:
-    """Qwen2's tokenizer with a vocabulary of single characters and no merges.
+    """Make a Qwen2 tokenizer whose tokens are the single characters of an alphabet.
 
-    Transformers chooses the tokenizer's class by the model's, so a tokenizer of another class would
-    be loaded as this one.
+    Transformers loads every tokenizer of a Qwen2 model as one of this class.
+
+    Raises: UserError: a character occurs twice.
     """
     if len(set(alphabet)) != len(alphabet):
         raise UserError("new_model.alphabet: a character occurs twice; list each once")
@@ -25,7 +26,10 @@ def make_tokenizer(alphabet: str) -> Qwen2Tokenizer:
 
 
 def make_model(settings: NewModelConfig, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """Make a model with random weights and tied embeddings. Seed torch before the call."""
+    """Make a model with random weights and tied embeddings. Seed torch before the call.
+
+    Raises: UserError: the hidden size is not a multiple of the number of heads.
+    """
     if settings.hidden_size % settings.num_heads:
         raise UserError(
             f"new_model.hidden_size {settings.hidden_size} must be a multiple of "

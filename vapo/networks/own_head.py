@@ -19,9 +19,9 @@ _KEY = "critic.head_function"
 
 
 def put_own_head(model: PreTrainedModel, config: FitConfig) -> None:
-    """Replace the value model's `score` if the config names a head function.
+    """Replace the value model's `score` by the user's head, if the config names a head function.
 
-    Raises: UserError: the head breaks its contract.
+    Raises: UserError: the head cannot be made, or does not give each state one value of its own.
     """
     if config.critic.head_function is not None:
         hidden_size = model.config.get_text_config().hidden_size
@@ -31,9 +31,9 @@ def put_own_head(model: PreTrainedModel, config: FitConfig) -> None:
 def check_own_head(config: FitConfig) -> None:
     """Check the user's value head, if the config names one, by making it once.
 
-    No model is loaded: its width is read from config.json.
+    The width of the model is read from config.json; no model is loaded.
 
-    Raises: UserError: it cannot be imported or made, or breaks its contract.
+    Raises: UserError: the head cannot be made, or does not give each state one value of its own.
     """
     if config.critic.head_function is not None:
         text_config: Any = read_model_config(config.actor.path).get_text_config()
@@ -43,10 +43,11 @@ def check_own_head(config: FitConfig) -> None:
 def make_own_head(config: FitConfig, hidden_size: int) -> nn.Module:
     """Make the user's module, which maps states [..., H] to values [..., 1], in the critic's dtype.
 
-    The user's code initialises it, with a seed derived from the run's. Dropout is 0, as in the rest
-    of the critic.
+    The user's code initialises the weights, with a seed derived from the run's. The probability of
+    dropout is set to 0, as in the rest of the critic.
 
-    Raises: UserError: it cannot be imported or made, or breaks its contract.
+    Raises: UserError: the module cannot be imported or made, has no parameters to train, or does
+        not give each state one finite value that depends on that state alone.
     """
     path = config.critic.head_function
     function = import_function(path, key=_KEY, folder=config.critic.head_function_folder)

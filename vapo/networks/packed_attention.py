@@ -43,7 +43,7 @@ _asks_for_windows = ContextVar("asks_for_windows", default=False)
 
 
 def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Tensor, "rows S H"]:
-    """Return the states after the backbone's last norm.
+    """Return the backbone's hidden states of all tokens after its last norm.
 
     Padded rows need no mask, because later tokens do not affect a state.
     """
@@ -57,14 +57,15 @@ def hidden_states(
     *,
     wants_last: bool = True,
 ) -> Mapping[int, Float[Tensor, "rows S H"]]:
-    """Return the states after the given layers of the backbone, and under -1 after its last norm.
+    """Return by layer the hidden states of all tokens after the given layers of the backbone.
 
-    While it runs, the states of all layers are kept in memory, unless only -1 is asked for, or only
-    one layer without -1.
+    Layer 0 is the embedding. The entry -1 has the states after the last norm. During the pass the
+    states of all layers are kept in memory, unless only -1 is requested, or only one layer
+    without -1.
 
     Args:
-        wants_last: whether the caller reads -1. If not, the layers after the given ones are not run
-            where the backbone allows it, and the entry -1 has no meaning.
+        wants_last: whether the caller reads the entry -1. If not, the layers after the given ones
+            are not run where the backbone allows it, and the entry -1 has no meaning.
     """
     options: dict[str, Any] = {"attention_mask": None}
     if inputs.is_packed:
@@ -104,7 +105,10 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
 
 @contextmanager
 def _windows_for_masks(enabled: bool) -> Iterator[None]:
-    """Let Transformers make windows (`window_mask`) in the block instead of [S, S] masks."""
+    """Inside the block, if `enabled`, let Transformers make a `window_mask` for each kind of layer.
+
+    Otherwise, and outside the block, it makes its own attention masks, [S, S].
+    """
     token = _asks_for_windows.set(enabled)
     try:
         yield
@@ -113,10 +117,11 @@ def _windows_for_masks(enabled: bool) -> Iterator[None]:
 
 
 def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | None:
-    """Make the mask that Transformers' own function makes, or for packed rows a `window_mask`.
+    """Make the attention mask of one kind of layer; Transformers calls this in a forward pass.
 
-    Transformers calls this once for each kind of layer. So a layer gets the window of Transformers'
-    own mask even if its architecture does not pass a window to the attention function.
+    For padded rows it is Transformers' own mask. For packed rows it is a `window_mask` of
+    `local_size`, the layer's sliding window. Some architectures do not pass that window to the
+    attention function, so it is passed in the mask.
     """
     if not _asks_for_windows.get():
         return sdpa_mask(local_size=local_size, **options)
@@ -124,7 +129,7 @@ def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | No
 
 
 def window_mask(window: int | None) -> Tensor:
-    """Make a mask without values whose last dimension has the size of the window.
+    """Make a mask without values, which passes a layer's window as the size of its last dimension.
 
     The size 0 stands for no window. A shape can be read without waiting for a device.
     """
@@ -142,7 +147,10 @@ def _window_of(attention_mask: Tensor | None) -> int | None:
 
 @contextmanager
 def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
-    """Compute on a CPU with a GPU's dtypes in the block, to count the bytes of fake tensors."""
+    """Inside the block, compute on a CPU in the dtypes that a GPU would use.
+
+    This is for counting the bytes of fake tensors.
+    """
     token = _counts_for_gpu.set(enabled)
     try:
         yield
@@ -166,7 +174,12 @@ def packed_sdpa(
     packed_row: PackedRow | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function for Transformers: packed if `packed_row` is given, else its own."""
+    """Compute attention for Transformers, which calls this in each layer.
+
+    With a `packed_row` each sequence of the row attends to itself alone. Without one this is
+    Transformers' own SDPA. The result is the output [rows, S, heads, D] and None, because no
+    attention weights are returned.
+    """
     if packed_row is None:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -193,9 +206,10 @@ def _by_segments(
     row: PackedRow,
     window: int | None = None,
 ) -> Tensor:
-    """Compute the attention of one packed row, [1, S, heads, D].
+    """Compute the attention of one packed row, [1, S, heads, D], by calls of torch's SDPA.
 
-    A segment, a block of one, or a small group of segments takes one call.
+    One call computes a segment, or a block of one if a window is shorter than the segment, or a
+    small group of a prompt with its responses.
     """
     on_cpu = computes_on_cpu(query)
     outputs = []
@@ -219,7 +233,7 @@ def _by_segments(
     def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> None:
         """Let each query attend to the keys up to its own token, at most `window` of them if set.
 
-        The last keys are those of the queries' own tokens.
+        The queries' tokens are the last ones of the keys.
         """
         num_keys, num_before = k.shape[2], k.shape[2] - q.shape[2]
         if window is None or num_keys <= window:
@@ -252,7 +266,11 @@ def _by_segments(
 
 
 def _is_small(group: Sequence[Segment], *, channels: int) -> bool:
-    """Whether one call that masks siblings costs less than one call for each segment."""
+    """Whether a group of a prompt and its responses is computed faster in one call.
+
+    One call also computes the pairs of tokens of different responses, which are then masked. The
+    alternative is a call for each segment.
+    """
     num_needed = sum(s.length * (s.prompt_length + s.length) for s in group)
     num_masked = sum(s.length for s in group) ** 2 - num_needed
     return num_masked * channels < _CALL_COST * (len(group) - 1)

@@ -26,7 +26,10 @@ LEAST_WIDTH = 256
 
 
 def computing_dtype(config: FitConfig, network_dtype: str) -> str:
-    """Return the dtype of a network's states: FSDP2's mixed precision makes it bfloat16."""
+    """Return the dtype in which a network computes: with FSDP2 and bf16-mixed it is bfloat16.
+
+    Otherwise it is `network_dtype`, that of the network's weights.
+    """
     is_cast = config.trainer.strategy == "fsdp" and config.trainer.precision == "bf16-mixed"
     return "bfloat16" if is_cast else network_dtype
 
@@ -45,10 +48,11 @@ class Precision(NamedTuple):
 def may_round_products(config: FitConfig) -> bool:
     """Whether float32 products may round their inputs where that is faster (`rounded_inputs`).
 
-    The setting is one of the whole process. Another thread may sample or judge ahead of the
-    trainer, with the engine `transformers` or a reward model. Then the setting would sometimes
-    round that thread's products, too. On a CPU this made the angles of rotary embeddings, which are
-    products in Transformers, wrong by up to 16 radians within 8,192 positions.
+    That changes a setting of the whole process. So it must not be done if another thread of the
+    process samples or judges ahead of the trainer, with the engine `transformers` or a reward
+    model: its products would sometimes be rounded, too. On a CPU this made the angles of rotary
+    embeddings, which are products in Transformers, wrong by up to 16 radians within 8,192
+    positions.
     """
     if config.training.max_staleness == 0:
         return True
@@ -61,7 +65,8 @@ def may_round_products(config: FitConfig) -> bool:
 def choose_precision(device: torch.device, width: int) -> Precision:
     """Choose bf16-mixed if the device multiplies fast in bfloat16 and the policy is wide enough.
 
-    Torch says what the device supports. Nothing is timed, so that all processes of a run agree.
+    Otherwise choose 32-true. `width` is the policy's hidden size. Torch says what the device
+    supports. Nothing is timed, so that all processes of a run agree.
     """
     device_name = "GPU" if device.type == "cuda" else "processor"
     if not has_bfloat16_products(device):
@@ -77,7 +82,7 @@ def has_bfloat16_products(device: torch.device) -> bool:
 
 
 def expected_precision(trainer: TrainerConfig, width: int) -> Precision:
-    """Choose the precision for an estimate.
+    """Choose the precision of a run that is only estimated, by its policy's hidden size.
 
     With `trainer.accelerator=cpu` it is for this processor. Otherwise it is for a GPU, most often
     one of another machine, and bfloat16 is taken to be fast there.
@@ -132,7 +137,7 @@ def _warn_of_emulation(trainer: TrainerConfig) -> None:
 
 
 def _width(config: FitConfig | SftConfig | RewardModelConfig) -> int:
-    """The hidden size of the policy that the config names or makes."""
+    """Return the hidden size of the policy that the config names or makes."""
     if isinstance(config, SftConfig):
         if config.model_path is None:
             return config.new_model.hidden_size

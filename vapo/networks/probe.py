@@ -27,7 +27,7 @@ from vapo.functional.value_heads import probe_features
 
 
 class ProbeModelConfig(PreTrainedConfig):
-    """The config of a probe that reads `num_states` layers of an actor.
+    """The config.json of a critic that is a probe of `num_states` layers of an actor.
 
     The actor has `num_actor_layers` layers with states of `state_size` channels.
     `actor_fingerprint` says which actor a saved probe was trained on; None: unknown. `hidden_size`
@@ -55,7 +55,11 @@ class ProbeModelConfig(PreTrainedConfig):
 
 
 class ProbeFeatures(nn.Module):
-    """Stands in the place of a backbone. A hidden layer is sharded as a decoder layer is."""
+    """Turns the actor's states of a token into the features that a probe's head reads.
+
+    It stands where other critics have a backbone. A hidden layer is one of its `layers`, so FSDP
+    shards it as it shards a decoder layer.
+    """
 
     def __init__(self, config: ProbeModelConfig) -> None:
         super().__init__()
@@ -72,7 +76,7 @@ class ProbeFeatures(nn.Module):
 
 
 class ProbeForSequenceClassification(PreTrainedModel):
-    """A probe: a value head `score` on states that an actor has computed."""
+    """A critic that is a probe: a value head `score` on states that an actor has computed."""
 
     config_class = ProbeModelConfig
     base_model_prefix = "model"
@@ -102,7 +106,7 @@ AutoModelForSequenceClassification.register(ProbeModelConfig, ProbeForSequenceCl
 
 
 def probe_config(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> PreTrainedConfig:
-    """Return the config of a probe that starts from a folder.
+    """Return the config of a probe that starts from the folder `path`, whose config is `model`.
 
     The folder has a saved probe, or an actor on whose states a new probe is made.
 
@@ -145,7 +149,7 @@ def checked_layers(
     """Check that an actor has the layers that a config key names, and return their `layer_numbers`.
 
     Args:
-        path: the actor's folder, for the error; empty: its config knows it.
+        path: the actor's folder, for the error; if empty, it is taken from the actor's config.
 
     Raises: UserError: the actor has fewer layers.
     """
@@ -162,13 +166,21 @@ def checked_layers(
 def estimator_layers(
     algorithm: AlgorithmConfig, model: PreTrainedConfig, *, path: str = ""
 ) -> tuple[int, ...]:
-    """Return the layers whose states the advantage estimator reads, as `checked_layers` does."""
+    """Return the `layer_numbers` of the actor's layers whose states the advantage estimator reads.
+
+    `model` is the actor's config, and `path` its folder, for the error.
+
+    Raises: UserError: the actor has fewer layers.
+    """
     key = "poise.layer" if isinstance(algorithm, PoiseOptions) else "estimator_reads_layers"
     return checked_layers(algorithm.read_layers, model, key=f"algorithm.{key}", path=path)
 
 
 def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Give each layer its one number: -1 for the last layer, for others their number from 0 on."""
+    """Return each layer's number counted from 0, the embedding, but -1 for the last layer.
+
+    A negative number in `layers` counts from the end, and -1 there is the last layer.
+    """
     from_start = [n if n >= 0 else n + num_layers + 1 for n in layers]
     return tuple(-1 if n == num_layers else n for n in from_start)
 

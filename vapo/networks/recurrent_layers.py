@@ -52,7 +52,7 @@ def has_keys(layer: object) -> bool:
 
 
 def recurrent_states(layer: Any) -> list[Tensor]:
-    """The recurrent states of a layer of the cache. A layer with keys and values alone has none."""
+    """Return the recurrent states of a layer of the cache; empty for a layer of attention alone."""
     if not isinstance(layer, LinearAttentionLayer):
         return []
     states = (*layer.conv_states.values(), *layer.recurrent_states.values())
@@ -65,7 +65,7 @@ def num_attention_layers(config: PreTrainedConfig) -> int:
 
 
 def check_recurrent(path: str, config: PreTrainedConfig, layers: Sequence[object]) -> None:
-    """Check that the cache of a model has all of its state, and that some layer has attention.
+    """Check that a model keeps all its state in Transformers' cache, and has a layer of attention.
 
     Args:
         layers: `cache_layers` of the config, each of a kind that the sampler supports.
@@ -107,7 +107,10 @@ def check_layer_kinds(path: str, config: PreTrainedConfig) -> None:
 
 
 def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
-    """Whether a layer of this kind can be computed: a model of one layer without weights tries."""
+    """Whether an architecture can compute a layer of this kind.
+
+    A model of one such layer, without weights, is made and run on the meta device to find out.
+    """
     trial: Any = deepcopy(config)
     trial.num_hidden_layers, trial.layer_types = 1, [kind]
     # any other error has nothing to do with kinds, and loading the model will report it
@@ -124,11 +127,11 @@ def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
 
 
 def unbound_time_steps(model: nn.Module) -> None:
-    """Remove the lower bound that some Mamba layers put on their time steps.
+    """Remove the lower bound of the time steps in a model's Mamba layers.
 
     Some architectures (Nemotron-H, Zamba2) bound them below when a whole sequence is computed, but
-    not when a token follows a cache. vLLM never bounds them. So log-probs of trainer and engine
-    would differ.
+    not when a token follows a cache. vLLM never bounds them. So with the bound the log-probs of
+    trainer and engine would differ.
     """
     for module in model.modules():
         if isinstance(getattr(module, "time_step_limit", None), tuple | list):

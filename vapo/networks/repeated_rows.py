@@ -15,15 +15,15 @@ from vapo.functional.columns import on_device
 
 
 class RepeatedRows:
-    """The places at which the rows of a tensor are read: each row at least once.
+    """An index that reads rows of a tensor, each row once or several times (`select`).
 
-    Autograd's own gradient sorts the places on a GPU for each tensor that is read, and a network
-    with packed attention reads two tensors in each layer. The places are the same for all of them,
-    so they are sorted once, on the host. Gradients are summed in float32, whatever their dtype,
-    and always in one order.
+    Packed attention reads the keys and values of a shared prompt once for each response, with the
+    same index in every layer. Autograd's own gradient would sort the index on the GPU for each
+    tensor. Here it is sorted once, on the host. Gradients are summed in float32, whatever their
+    dtype, and always in one order.
 
     Args:
-        places: for each place the number of the row that is read there.
+        places: for each row of the result, which is called a place, the number of the row to read.
         device: the device of the tensors.
     """
 
@@ -47,12 +47,15 @@ class RepeatedRows:
         self.is_place = to_tensor(is_place)
 
     def select(self, rows: Float[Tensor, "S heads D"]) -> Float[Tensor, "places heads D"]:
-        """Return the row that is read at each place."""
+        """Return the rows in the order of the index, repeated where the index repeats them."""
         place_rows: Tensor = _ReadRows.apply(rows, self)
         return place_rows
 
     def sums(self, place_rows: Float[Tensor, "places heads D"]) -> Float[Tensor, "S heads D"]:
-        """Return for each row the sum over the places where it is read."""
+        """Return for each row the sum of the selected rows that were read from it.
+
+        This is the gradient of `select`.
+        """
         total = place_rows.index_select(0, self.first)
         repeats = place_rows.index_select(0, self.other_places.flatten())
         sum_dtype = torch.promote_types(place_rows.dtype, torch.float32)

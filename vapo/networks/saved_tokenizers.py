@@ -18,7 +18,7 @@ from vapo.errors import UserError
 
 
 def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that `save_pretrained` wrote.
+    """Load the tokenizer in a folder or of a hub id, exactly as `save_pretrained` wrote it.
 
     For a plain tokenizer.json AutoTokenizer would use the class of the model's architecture. For
     Qwen2 that class drops spaces and adds a token that the embedding does not have.
@@ -31,19 +31,19 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the start token in a tuple, or () if this tokenizer begins texts without one."""
+    """Return the start token's id in a tuple, or () if the tokenizer starts texts without one."""
     bos = tokenizer.bos_token_id
     with_special = tokenizer("")["input_ids"]
     return (bos,) if bos is not None and bos in with_special[:1] else ()
 
 
 def with_start(ids: Sequence[int], start: tuple[int, ...]) -> tuple[int, ...]:
-    """Put the tokenizer's start token before the tokens of a whole text.
+    """Return the tokens of a whole text with the start token before them.
 
     A text that has the start token already, as chat templates may render it, is unchanged.
 
     Args:
-        start: the `start_ids` of the tokenizer.
+        start: the tokenizer's start token in a tuple, or () if it has none (`start_ids`).
     """
     return tuple(ids) if tuple(ids[: len(start)]) == start else (*start, *ids)
 
@@ -54,10 +54,11 @@ _ONE_TOKENIZER = (
 
 
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
-    """Check that token ids mean the same to two tokenizers; padding is masked and may differ.
+    """Check that two tokenizers have the same vocabulary, begin token and end token.
 
-    Raises:
-        UserError: the vocabularies, or the begin or end token, differ.
+    Their padding tokens may differ, because padding is masked.
+
+    Raises: UserError: they differ.
     """
     names = f"tokenizers of {a.name_or_path} and {b.name_or_path}"
     vocab_a, vocab_b = a.get_vocab(), b.get_vocab()
@@ -80,7 +81,7 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
 def end_token_ids(
     generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
-    """Return the tokenizer's end token and those that the model's generation config names."""
+    """Return the ids of the tokenizer's end token and of those in the model's generation config."""
     configured = getattr(generation_config, "eos_token_id", None)
     if configured is None:
         configured = []
@@ -90,6 +91,6 @@ def end_token_ids(
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return 12 hex digits of a digest of the vocabulary and the begin and end token."""
+    """Return 12 hex digits of a digest of the tokenizer's vocabulary, begin token and end token."""
     parts = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens with a role, as the end token, and those that are marked as special.
+    """Return the ids of the tokens with a role, as the end token, or with the mark `special`.
 
     Turn markers often have no role: Llama 3's `<|eot_id|>` is only marked.
     """
@@ -18,7 +18,7 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the special tokens except for padding and the unknown token.
+    """Return the ids of the special tokens except for padding and the unknown token.
 
     Those two may stand for ordinary text. They are included if they also begin or end texts.
     """
@@ -28,12 +28,12 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def special_text(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Return a pattern that matches the text of each special token."""
+    """Return a pattern that matches the text of any special token."""
     return text_of_any(special_ids(tokenizer), tokenizer)
 
 
 def text_of_any(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Return a pattern that matches the text of each of these tokens.
+    """Return a pattern that matches the text of any of these tokens.
 
     Of two texts that begin alike it matches the longer one. The tokens must be special or added
     ones, whose text is their name.

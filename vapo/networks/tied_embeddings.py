@@ -21,7 +21,7 @@ _ROWS_AT_A_TIME = 4096
 
 
 def set_tied(config: PreTrainedConfig, is_tied: bool) -> None:
-    """Set a config, and its part for text, to tied or untied embeddings."""
+    """Set `tie_word_embeddings` in a config and in its part for the text model."""
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         if hasattr(part, "tie_word_embeddings"):
             part.tie_word_embeddings = is_tied
@@ -52,9 +52,9 @@ def untie_as_saved(path: str, config: PreTrainedConfig) -> None:
 
 @lru_cache(maxsize=16)
 def _matrices_differ(states: tuple[tuple[str, int, int], ...]) -> bool:
-    """Whether the weight files have both matrices, and these differ.
+    """Whether weight files have an embedding and an output layer, and the two matrices differ.
 
-    Each file is given with its size and time, so that the cache sees a change.
+    Each file is given as (path, size, time of change), so that a changed file is read again.
     """
     places: dict[str, tuple[str, str]] = {}
     for file, _, _ in states:

@@ -75,7 +75,7 @@ class TokenInputs:
         return sum(segment.length for segment in self.segments)
 
     def scatter(self, flat: Float[Tensor, " n *K"]) -> Float[Tensor, "b T *K"]:
-        """Put token values back in response alignment, 0 where there is no token."""
+        """Put one value for each response token into rows of responses; other entries are 0."""
         mask, trailing = self.response_mask, flat.shape[1:]
         zeros = flat.new_zeros(*mask.shape, *trailing)
         if trailing:  # the K logits of a token lie together
@@ -101,6 +101,7 @@ def token_inputs(
     """Make the network inputs of (prompt ids, response ids) pairs.
 
     Args:
+        pad_id: the token that fills rows of the padded layout.
         response_mask: the response tokens to evaluate; default all of them.
     """
     if response_mask is None:
@@ -150,7 +151,10 @@ def _padded(sequences: Sequences, pad_id: int) -> _TokenRows:
 
 
 def _packed(sequences: Sequences, *, shares_prompts: bool) -> _TokenRows:
-    """Lay all pairs out in one row, groups of equal prompts in order of their first pairs."""
+    """Put all pairs of prompt and response into one row.
+
+    If `shares_prompts`, pairs of one prompt stand together, behind one copy of the prompt.
+    """
     groups: dict[Any, list[int]] = {}
     for index, (prompt, _) in enumerate(sequences):
         groups.setdefault(tuple(prompt) if shares_prompts else index, []).append(index)
@@ -210,7 +214,7 @@ def rollout_inputs(
 
 
 def critic_prompt(prompt: Prompt) -> tuple[int, ...]:
-    """The prompt ids that the critic reads before a response."""
+    """Return the prompt ids that the critic reads before a response."""
     return prompt.prompt_ids if prompt.critic_prompt_ids is None else prompt.critic_prompt_ids
 
 
@@ -223,10 +227,10 @@ def has_critic_prompts(batch: RolloutBatch) -> bool:
 
 
 class PackedRow:
-    """The keys and masks of the segments of a packed row. All layers share one object.
+    """What attention reads about a packed row: where its segments end, their keys, and masks.
 
-    A window is the number of tokens that a layer attends to, including the query's own token. None
-    stands for all tokens.
+    All layers share one object. A window is the number of tokens that a layer attends to, including
+    the query's own token. None stands for all tokens.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
@@ -249,9 +253,9 @@ class PackedRow:
 
     @cached_property
     def keys(self) -> RepeatedRows | None:
-        """The place in the row of each key, one segment after another.
+        """The index that reads the row's keys, one segment after another.
 
-        A shared prompt's keys are repeated before those of each of its responses. None: no segment
+        It repeats a shared prompt's keys before those of each of its responses. None: no segment
         has a shared prompt, so the keys are read as they are.
         """
         if not any(s.prompt_length for s in self.segments):
@@ -266,7 +270,7 @@ class PackedRow:
 
     @cached_property
     def groups(self) -> list[tuple[Segment, ...]]:
-        """The segments in groups: a prompt with the responses that continue it, or one sequence."""
+        """The row's segments in groups: a shared prompt with its responses, or one sequence."""
         groups: list[tuple[Segment, ...]] = []
         for segment in self.segments:
             if segment.prompt_length > 0:
@@ -303,7 +307,12 @@ class PackedRow:
         return full_mask[:length, max_before - num_before : max_before + length]
 
     def group_mask(self, index: int, dtype: torch.dtype, *, window: int | None = None) -> Tensor:
-        """Return the mask [S, S] of a whole group, in which responses do not see each other."""
+        """Return the additive mask [S, S] of a whole group, in which responses do not see each
+        other. It is 0 where a token may attend, and -inf elsewhere.
+
+        Args:
+            index: the number of the group in `groups`.
+        """
         if (index, dtype, window) not in self._masks:
             group = self.groups[index]
             lengths = enumerate(s.length for s in group)
@@ -318,9 +327,10 @@ class PackedRow:
 
 
 def blocks(length: int, num_before: int, window: int) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks of queries, each with the slice of keys that its windows cover.
+    """Cut the queries of a layer with a window into blocks.
 
-    `num_before` tokens come before the queries.
+    Yield for each block the slice of its queries, and the slice of keys that their windows cover.
+    `length` is the number of queries; `num_before` tokens come before them.
     """
     for start in range(0, length, _block_length(window)):
         end = min(length, start + _block_length(window))

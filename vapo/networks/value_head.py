@@ -47,7 +47,7 @@ _MARGIN = 0.01  # share of the range at each end where no head starts: its gradi
 
 @dataclass(frozen=True)
 class ValueHead:
-    """What a head's outputs mean, and what it reads besides the hidden state.
+    """What the outputs of a critic's head mean, and what it reads besides the hidden state.
 
     `low`, `high`, `num_bins` and `support` are None where the kind of head has no such option.
     `num_logprob_columns` is None if the head reads no `logprob_columns`. `layers` are the actor's
@@ -94,7 +94,11 @@ class ValueHead:
         return values.clone()  # a view would warn under FSDP2
 
     def within(self, mean_reward: float) -> float:
-        """Return the value nearest to a mean reward at which a head of weight 0 may start."""
+        """Return the value nearest to a mean reward at which this head may start.
+
+        A bounded or categorical head must start inside its range, away from the ends, where its
+        gradient is near 0.
+        """
         if self.kind == "scalar":
             return mean_reward
         is_bounded = self.kind == "bounded"
@@ -104,9 +108,9 @@ class ValueHead:
         return float(min(max(mean_reward, low + margin), high - margin))
 
     def bias_at(self, mean_reward: float) -> Float[Tensor, " K"]:
-        """Return the bias with which a head of weight 0 gives this value in every state.
+        """Return the bias with which a head of weight 0 gives every state the value `mean_reward`.
 
-        Raises: ValueError: the value is not inside the head's range.
+        Raises: ValueError: `mean_reward` is not inside the head's range.
         """
         if self.kind == "categorical":
             return categorical_bias(mean_reward, self.centers)
@@ -143,7 +147,7 @@ class HeadPlan:
 
 
 def configured_head(critic: CriticConfig) -> ValueHead:
-    """Return the head that a config describes.
+    """Return the head that the run's config describes.
 
     It has a bias if it starts at a mean reward or is fitted by a regression, whatever its kind.
     """
@@ -163,7 +167,9 @@ def configured_head(critic: CriticConfig) -> ValueHead:
 
 
 def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -> HeadPlan:
-    """Plan the head of a critic that starts from a folder. Without a config the folder decides.
+    """Decide which head a critic has that starts from a folder, and which weights it starts with.
+
+    `model` is the folder's config.json. If `critic` is None, the folder's head is taken.
 
     The start `as_loaded` takes the folder's head, which must be the config's; the config's may
     also read log-probs. Any other start takes only the backbone. A folder without a head (a causal
@@ -222,7 +228,8 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
 def _target_problem(
     folder_head: ValueHead, config_head: ValueHead, critic: CriticConfig | None
 ) -> str:
-    """Say that a folder's head predicts another target than the config's, and how to fix that."""
+    """Return an error's text: the folder's head predicts another target than the config's, and how
+    to fix that."""
     start = "first_batch" if config_head.target is None else "mean_reward critic.head.mean_reward=0"
     anew = (
         "name the folder as critic.reward_model_path, with critic.init=reward_model and "
@@ -243,9 +250,9 @@ def has_classifier(model: PreTrainedConfig) -> bool:
 
 
 def saved_head(model: PreTrainedConfig, path: str) -> ValueHead:
-    """The head of a sequence classifier's folder.
+    """Return the head that the config.json of a sequence classifier's folder describes.
 
-    Raises: UserError: the head has several labels and does not say what they mean, or the key is
+    Raises: UserError: the head has several labels and no key says what they mean, or that key is
         damaged.
     """
     entry: Any = getattr(model, KEY, None)
@@ -286,13 +293,13 @@ def _parse_head(entry: Any) -> ValueHead | None:
 
 
 def head_from_config(model: PreTrainedConfig) -> ValueHead:
-    """Return the head that a model's config describes, as `write_head` wrote it."""
+    """Return the head that `write_head` wrote into a model's config; without one, a scalar head."""
     entry = getattr(model, KEY, None)
     return ValueHead() if entry is None else ValueHead(**entry)
 
 
 def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
-    """Write the head into a model's config. A plain scalar head leaves no key."""
+    """Write a description of the head into a model's config. A plain scalar head needs none."""
     model.num_labels = head.num_outputs
     if head != ValueHead():
         setattr(model, KEY, {k: v for k, v in asdict(head).items() if v is not None})
@@ -303,7 +310,7 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
 def distributions(
     value_targets: Float[Tensor, "b T"], critic: CriticConfig
 ) -> Float[Tensor, "b T K"]:
-    """Turn value targets into distributions over the K bins of the categorical head."""
+    """Turn value targets into distributions over the K bins of the run's categorical head."""
     head, bins = critic.head, configured_head(critic)
     assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
     if head.targets == "two_hot":

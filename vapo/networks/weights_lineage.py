@@ -1,4 +1,4 @@
-"""Name the actor's weights by how they came about, without reading them."""
+"""Name the actor's weights by the training that made them, without reading them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Lineage:
     def begin_session(
         self, config: FitConfig, device: torch.device, *, loads_weights: bool
     ) -> None:
-        """Begin a session. Every rank must call this at its start.
+        """Take down what all updates of this process depend on: config, versions, device, threads.
+
+        Every rank must call this once, before its first minibatch.
 
         Args:
             loads_weights: whether the weights come from the model's folder. Otherwise they and
@@ -76,7 +78,7 @@ class Lineage:
 
 
 def _random_name() -> str:
-    """Return a new random name for weights, of 32 hex digits."""
+    """Return a new random name of 32 hex digits."""
     return secrets.token_hex(16)
 
 
@@ -85,9 +87,10 @@ def _digest(*parts: Any) -> str:
 
 
 def _file_states(path: str) -> list[Any]:
-    """List name, size and times of each file of a model's folder, which change if the folder does.
+    """List the name, size and times of each file of a model's folder.
 
-    The time of a file's last change (ctime) cannot be set, so a replaced file differs.
+    Equal lists mean an unchanged folder: the time of a file's last change (ctime) cannot be set, so
+    a replaced file differs. A hub id that is not in the cache gets a random entry.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():  # the name of a model on the Hugging Face hub
