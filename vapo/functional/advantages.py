@@ -78,12 +78,14 @@ def decoupled_gae(
         A_t = GAE(lambda_policy)_t
         R_t = GAE(lambda_critic)_t + V(s_t)
 
+    Returns: the advantages A and the value targets R of all sampled tokens.
+
     Source: VAPO 4.1, VC-PPO 3.3. Component `decoupled_gae`; off: lambda_critic = lambda_policy,
     plain PPO's `advantages + values`. At lambda_critic = 1 the values cancel and the target is
     the Monte-Carlo return R_t = r_t + gamma * R_{t+1}; it is computed as that, so that not even
     rounding lets the current values in.
     Units: those of the reward.
-    Padding: as `gae`; both results are 0 outside the mask.
+    Padding: masked-out entries may hold anything; both results are 0 there.
     Raises: ValueError when gamma or a lambda is outside [0, 1].
     """
     advantages = gae(token_rewards, values, response_mask, gamma=gamma, lambda_=lambda_policy)
@@ -102,7 +104,7 @@ def decoupled_gae(
 def length_adaptive_lambda(
     lengths: Int[Tensor, " B"] | Float[Tensor, " B"], *, alpha: float | int
 ) -> Float[Tensor, "B 1"]:
-    """Choose the policy's lambda so that the GAE weights of a response add up to alpha * l.
+    """Return a lambda for each response of l tokens, whose GAE weights then add up to alpha * l.
 
         sum_t lambda^t ~= 1 / (1 - lambda) = alpha * l
         lambda_policy   = 1 - 1 / (alpha * l)
@@ -125,13 +127,15 @@ def length_adaptive_lambda(
 def length_geometric_lambda(
     lengths: Int[Tensor, " B"] | Float[Tensor, " B"], *, k: float | int
 ) -> Float[Tensor, "B 1"]:
-    """Choose the policy's lambda so that k of a final reward gets past a response of l tokens.
+    """Return a lambda for each response of l tokens, whose l-th power is k.
 
         lambda_policy = k^(1/l)
 
-    Source: JustRL-II (k 0.5), Le Critique's code (k 0.4). The first token's weight is k^((l-1)/l),
-    see `metrics.first_token_reward_weight`; k = exp(-1/alpha) is about `length_adaptive_lambda`.
-    In float64, as `length_adaptive_lambda`. A response without a token has lambda 0.
+    So about the share k of a final reward reaches the advantage of the first token at once,
+    whatever the length; exactly it is k^((l-1)/l), `metrics.first_token_reward_weight`.
+
+    Source: JustRL-II (k 0.5), Le Critique's code (k 0.4). k = exp(-1/alpha) is about
+    `length_adaptive_lambda`. The result is in float64. A response without a token has lambda 0.
     Raises: ValueError when k is not in (0, 1].
 
     >>> length_geometric_lambda(torch.tensor([1, 4]), k=0.5).flatten()
@@ -146,14 +150,14 @@ def length_geometric_lambda(
 def anchor_mask(
     response_mask: Bool[Tensor, "B T"], *, fractions: Sequence[float]
 ) -> Bool[Tensor, "B T"]:
-    """Keep a few tokens of each response, at fractions of its length, for a sparse value loss.
+    """Mark a few tokens of each response, at fractions of its length, for a sparse value loss.
 
         of n sampled tokens, those numbered min(round(fraction * (n - 1)), n - 2), from 0
 
     Source: SP3O (arXiv 2609.18708): 0.3, 0.6, 0.9, and 0.95 from 6144 tokens on, which the caller
-    must add. Halves round to even, as in Python. Fractions may fall on the same token. A response
-    of one token keeps it; others do not keep their last.
-    Padding: False; tokens are counted over the True ones only.
+    must add. Halves round to even, as in Python. Fractions may fall on the same token. The only
+    token of a response of one token is marked. In longer responses the last token never is.
+    Padding: False; only the True tokens of `response_mask` are counted.
     Raises: ValueError when there is no fraction, or one outside [0, 1].
     """
     if not fractions or not all(0 <= fraction <= 1 for fraction in fractions):
@@ -174,13 +178,13 @@ def monte_carlo_returns(
     *,
     gamma: float | int,
 ) -> Float[Tensor, "B T"]:
-    """Add up the discounted rewards from each sampled token to the end.
+    """Return the sum of the discounted rewards from each sampled token to the response's end.
 
         R_t = r_t + gamma * R_{t+1}
 
     Source: VAPO 4.1 (targets of value pretraining; what explained variance is measured on).
     Units: those of the reward.
-    Padding: as `gae`.
+    Padding: masked-out entries may hold anything and come back as 0; the mask may have gaps.
     Raises: ValueError when gamma is outside [0, 1].
     """
     no_values = torch.zeros((), dtype=token_rewards.dtype, device=token_rewards.device)
@@ -199,18 +203,20 @@ def whiten(
     needs_contrast: bool = True,
     reduce: Reduce = identity,
 ) -> Float[Tensor, "B T"]:
-    """Shift and scale to mean 0 and (population) variance 1 over all True tokens.
+    """Shift and scale advantages to mean 0 and (population) variance 1 over all True tokens.
 
         A <- (A - mean) / sqrt(variance + 1e-8)
         with a floor f:   A <- (A - mean) / sqrt(max(variance, f^2 * variance of R) + 1e-8)
-        with R constant:  A <- 0                    where it needs contrast
+        with R constant:  A <- 0                    if `needs_contrast`
+
+    R are the `returns` of the same tokens. If they are None, there is neither a floor nor that 0.
+    `needs_contrast` is right for advantages that come from these returns and a critic alone: if all
+    returns are equal, they differ only by the critic's noise. Without a floor, advantages are
+    trained at unit size however small they are.
+    `reduce` adds sums up over ranks, so every rank uses the moments of all ranks.
 
     Source: not stated in the paper; whitening has its own switch. The floor: this repository.
-    Without a floor, advantages are trained at unit size however small they are. If all returns are
-    equal, advantages differ only by the critic's noise.
     Padding: ignored, and 0 in the result. Constant advantages become 0, not NaN.
-    `reduce` adds the sums up over ranks, so every rank uses the moments of all of them.
-    returns: R of the same tokens; None: neither floor nor zeros.
     """
     columns = [zero_outside(x, mask).double() for x in (advantages, returns) if x is not None]
     *totals, count = reduce(torch.stack([*(x.sum() for x in columns), mask.sum()]))
@@ -261,7 +267,7 @@ def _row_blocks(x: Tensor) -> list[slice]:
 
 
 def _td_errors(rewards: Tensor, values: Tensor, gamma: float | int) -> Tensor:
-    """Return r_t + gamma * V(s_{t+1}) - V(s_t) of compacted rows; V is 0 after the end."""
+    """Return r_t + gamma * V(s_{t+1}) - V(s_t); rows have no gaps, and V is 0 after their end."""
     deltas = rewards - values
     deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
     return deltas
@@ -282,12 +288,15 @@ def _sampled_tokens(
 
 
 def _restore(x: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Undo `_sampled_tokens` and convert to a dtype."""
+    """Move the numbers of sampled tokens back to their columns, and convert them to a dtype.
+
+    `index` is the third result of `_sampled_tokens`; if it is None, they are there already.
+    """
     return (x if index is None else scatter_back(x, index)).to(dtype)
 
 
 def _decay(gamma: float | int, lambda_: float | int | Tensor, like: Tensor) -> Tensor:
-    """Return gamma * lambda as [B, 1] in float64.
+    """Return gamma * lambda as [B, 1] in float64, with the rows and on the device of `like`.
 
     Raises: ValueError: gamma or lambda is outside [0, 1].
     """

@@ -158,7 +158,10 @@ def group_relative_apart_advantages(
 def _scaled_to_one(
     centered: Float[Tensor, " B"], counted: Bool[Tensor, " B"] | None, reduce: Reduce
 ) -> Float[Tensor, " B"]:
-    """Divide centered numbers by the root mean square of the counted ones of all ranks."""
+    """Divide centered numbers by their root mean square over the `counted` rows of all ranks.
+
+    If `counted` is None, all rows count.
+    """
     squares = centered.double().square()
     weights = torch.ones_like(squares) if counted is None else counted.to(squares.dtype)
     total, count = reduce(torch.stack([(weights * squares).sum(), weights.sum()]))
@@ -222,7 +225,7 @@ def step_advantages(
 
 @torch.no_grad()
 def correct_only_advantages(is_correct: Bool[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Give 1 to correct responses and 0 to the others, which the caller drops (RAFT).
+    """Give correct responses the advantage 1 and wrong ones 0; the caller drops the wrong (RAFT).
 
         A_i = 1 if correct, else dropped
 
@@ -242,7 +245,7 @@ def prompt_noise_weights(
     reward_range: tuple[float | int, float | int],
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """Weigh the value loss of each response by how little its prompt's rewards scatter.
+    """Return weights of the responses' value losses, larger where a prompt's rewards vary less.
 
         u(s) = 1 / max(std(r), (high - low) / (2 sqrt(G)))     population std over the group
         w(s) = u(s) / mean of u                                over the prompts of all ranks
@@ -273,18 +276,20 @@ def measured_targets(
     measured_values: Float[Tensor, "B T"],
     measured_draws: Float[Tensor, "B T"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Average a response's own return with those of continuations, and count the returns.
+    """Average each token's return with the mean of `measured_draws` continuations from its state.
 
-        n_t = 1 + k_t                        k_t continuations, of mean M_t
+        n_t = 1 + k_t                        k_t continuations, of mean return M_t
         y_t = (R_t + k_t * M_t) / n_t
 
-    The own return is one more independent draw of V(s_t). So y_t has 1/n_t of the own return's
-    variance, and n_t is the weight of y_t in the value loss. n_t (V - y_t)^2 is, but for a
-    constant, the sum of (V - draw)^2 over the draws: its gradient is that of n_t responses which
-    share the state. Weights by the variance observed among the draws would bias the critic towards
-    0 and 1: four draws, each 1 with p = 0.2 and else 0, are all 0 with probability 0.41 and all 1
-    with 0.0016. Both show variance 0, so they would get all the weight, and the mean over them is
-    0.0016 / 0.4112 = 0.004 instead of 0.2.
+    Returns: the value targets y_t, and n_t, the number of returns in each, which is its weight in
+    the value loss.
+
+    The response's return R_t is one more independent draw of V(s_t), so y_t has 1/n_t of its
+    variance. n_t (V - y_t)^2 is, but for a constant, the sum of (V - draw)^2 over the draws: its
+    gradient is that of n_t responses which share the state. Weights by the variance observed among
+    the draws would bias the critic towards 0 and 1: four draws, each 1 with p = 0.2 and else 0, are
+    all 0 with probability 0.41 and all 1 with 0.0016. Both show variance 0, so they would get all
+    the weight, and the mean over them is 0.0016 / 0.4112 = 0.004 instead of 0.2.
 
     Source: this repository (docs/rollout_files.md).
     Units: those of the reward. k_t is a number of returns, which need not be whole where several

@@ -20,10 +20,11 @@ _NOT_READ = ("turn_rewards", "unshaped_rewards")
 
 
 def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-    """Put each turn's reward on its last sampled token, and the rest on the row's last one.
+    """Put the rewards of an episode's turns on the turns' last sampled tokens.
 
-    The rest is the overlong punishment, or a bootstrapped value. A row of a single turn gets its
-    reward unchanged, because subtracting and adding could round it.
+    What `rewards` has beyond the sum of the turns' rewards goes to the row's last sampled token. It
+    is the overlong punishment, or a bootstrapped value. A row of a single turn gets its reward
+    unchanged, because subtracting and adding could round it.
 
     Raises: ValueError: a reward is on a token that the policy did not sample.
     """
@@ -49,7 +50,8 @@ def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
 def bad_inputs(
     batch: RolloutBatch, *, reads_entropies: bool = False
 ) -> dict[str, Bool[Tensor, " B"]]:
-    """Mark for each float column that training reads the rows with a number that is not finite.
+    """Return by name, for each float column that training reads, a mask of the rows in which the
+    column has a number that is not finite.
 
     Args:
         reads_entropies: whether the estimator reads entropies. If not, they are only for a value
@@ -77,7 +79,10 @@ def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) 
 
 
 def without_failed(batch: Batch) -> Batch:
-    """Drop the groups with an episode whose environment failed, unless that is every group."""
+    """Return the batch without the groups that have an episode whose environment failed.
+
+    If every group has one, the batch is returned unchanged.
+    """
     size = batch.group_size
     in_failed_group = batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
     return (
@@ -88,13 +93,13 @@ def without_failed(batch: Batch) -> Batch:
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
-    """Make all other rows of a batch fillers, without loss of the policy or the critic."""
+    """Return the batch with loss on these rows alone; all other rows become fillers."""
     masks = {name: getattr(batch, name) & rows[:, None] for name in ("loss_mask", "value_mask")}
     return replace(batch, **masks, is_filler=~rows)
 
 
 def moved_to(batch: Batch, device: torch.device) -> Batch:
-    """Move the tensors of a batch to a device."""
+    """Return the batch with all of its tensors on a device."""
     tensors: dict[str, Any] = {
         name: on_device(value, device)
         for name, value in vars(batch).items()
@@ -104,7 +109,7 @@ def moved_to(batch: Batch, device: torch.device) -> Batch:
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on a device. A GPU reads it from pinned memory, and the host does not wait.
+    """Copy a tensor to a device. A GPU reads it from pinned memory, and the host does not wait.
 
     A plain copy of pageable memory waits until the GPU has finished all earlier work. Then the
     host could not prepare the next micro-batch while the GPU computes. Pinning writes each element

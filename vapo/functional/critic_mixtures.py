@@ -24,7 +24,7 @@ def linear_mix(
     *,
     rho: float | int | Float[Tensor, ""],
 ) -> Float[Tensor, "B T"]:
-    """Mix the critic's advantages with a baseline's.
+    """Mix the critic's advantages with those against a baseline, by the weight rho.
 
         A = rho * A_critic + (1 - rho) * A_baseline
 
@@ -45,12 +45,15 @@ def tether_advantages(
     *,
     rho: float | int | Float[Tensor, ""],
 ) -> Float[Tensor, "B T"]:
-    """Move the critic's advantages to the baseline (1 - rho) * B + rho * V (TETHER).
+    """Turn advantages against the critic's values V into ones against (1 - rho) * B + rho * V.
 
         A <- A + (1 - rho) * (V - B)
 
-    Source and choice of version: as `tether_fit`, which fits rho on *earlier* groups. rho 1 gives
-    the critic's advantages, rho 0 those against B; at lambda 1 it is `linear_mix`.
+    B are other baselines, as the mean reward of the prompt's other responses. rho 1 gives the
+    critic's advantages, rho 0 those against B; at lambda 1 the result is that of `linear_mix`.
+    `tether_fit` fits rho, on *earlier* groups.
+
+    Source: TETHER, in the version of `tether_fit`.
     Units: those of the reward.
     Padding: ignored, and 0 in the result.
     """
@@ -68,14 +71,15 @@ def tether_fit(
     ridge: float | int,
     reduce: Reduce = identity,
 ) -> Float[Tensor, ""]:
-    """Fit how far the baseline should go from the group's mean to the critic's value (TETHER).
+    """Return the best weight rho of the critic's value V beside a baseline B (TETHER).
 
         F = V - B,  y = A + F = (lambda-return) - B        A from GAE, B e.g. leave-one-out mean
         rho = (sum F y / W) / (sum F^2 / W + ridge * max(sum F^2 / W, sum y^2 / W)), W tokens
 
-    Least squares of y on F without intercept. Source: Le Critique (arXiv 2608.16739) as in
-    public code, which may not be the paper's; other versions clip rho or have two of them.
-    rho is not clipped here, and is for *later* groups only: `lagged_rho`.
+    The mixed baseline is B + rho * F, fitted by least squares of y on F without intercept.
+    Source: Le Critique (arXiv 2608.16739) as in public code, which may not be the paper's; other
+    versions clip rho or have two of them. rho is not clipped here, and is for *later* groups only:
+    `lagged_rho`.
     Padding: ignored. NaN, to be skipped, when there is no token or V = B on all of them.
     `reduce` adds the sums up over ranks. Raises: ValueError when ridge is negative.
     """
@@ -92,12 +96,13 @@ def tether_fit(
 
 
 def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
-    """Average a window's fitted rho into the one that later groups use.
+    """Return the running mean of the rho that `tether_fit` fits in each iteration.
 
         rho <- decay * rho + (1 - decay) * fitted_rho
 
-    Source: as `tether_fit`: decay 0.9, rho 0 before the first window, no correction for that
-    start. A window without a fit (NaN) leaves rho as it is.
+    The next iteration uses it. An iteration without a fit (NaN) leaves rho as it is.
+    Source: Le Critique (arXiv 2608.16739) as in public code: decay 0.9, rho 0 before the first fit,
+    and no correction for that start.
     Raises: ValueError when decay is not in [0, 1].
 
     >>> round(lagged_rho(0.0, 1.2069, decay=0.9), 4)
@@ -112,11 +117,12 @@ def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
 def gate_explained_variance(
     values: Float[Tensor, " B"], rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
 ) -> Float[Tensor, ""]:
-    """Return the explained variance that decides whether a batch uses the critic's advantages.
+    """Return the explained variance of rewards by values, which chooses a batch's advantages.
 
-    Otherwise it uses those against the mean reward.
+        EV = 1 - Var(R - V) / Var(R)
 
-        EV = 1 - Var(R - V) / Var(R);    critic where EV > 0 (a threshold of the config)
+    If EV is above a threshold of the config, by default 0, the batch is trained on the critic's
+    advantages, otherwise on advantages against the mean reward.
 
     Source: EVPO (arXiv 2604.19485), which does not say whether over tokens or responses, nor which
     value; public code takes responses. Here the B entries are what the caller chooses, with values
@@ -136,14 +142,15 @@ def batch_mean_advantages(
     counted: Bool[Tensor, " B"] | None = None,
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """Score each response against the mean of the batch, all ranks, unscaled.
+    """Score each response against the mean reward of the batch on all ranks, unscaled.
 
         A_i = r_i - mean(r)
 
     counted: the responses that are not fillers, over which the mean is; None: all.
 
-    Source: EVPO (arXiv 2604.19485), the gate's other branch. It does not say whether the mean is
-    the batch's or the group's; this is the batch's. Equal rewards give 0 up to rounding.
+    Source: EVPO (arXiv 2604.19485), for batches in which it does not use the critic. It does not
+    say whether the mean is the batch's or the group's; this is the batch's. Equal rewards give 0 up
+    to rounding.
     Units: those of the reward.
 
     >>> batch_mean_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]))
@@ -162,12 +169,12 @@ def mean_of_batch_others(
     counted: Bool[Tensor, " B"] | None = None,
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """Return the mean reward of all other counted responses of the batch, on all ranks.
+    """Return for each response the mean reward of all others in the batch that are counted.
 
-    It replaces the group's mean where each prompt has one response. In a batch of one counted
-    response there are no others, and it is 0 for that response.
+    It replaces the mean over a prompt's other responses where each prompt has one response. In a
+    batch of one counted response there are no others, and it is 0 for that response.
 
-    counted: the responses that are not fillers; None: all.
+    counted: the responses that are not fillers; None: all. `reduce` adds sums up over ranks.
     Units: those of the reward.
 
     >>> mean_of_batch_others(torch.tensor([3.0, 1.0, 0.0]))

@@ -23,7 +23,7 @@ class LogitTransform(NamedTuple):
     cap: float | None = None
 
     def apply_(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
-        """Turn x into y in place."""
+        """Turn the products x of the output layer into logits y, in place, and return them."""
         if self.cap is None:
             return logits.mul_(self.scale)
         return logits.mul_(self.scale / self.cap).tanh_().mul_(self.cap)
@@ -31,7 +31,9 @@ class LogitTransform(NamedTuple):
     def times_slope_(
         self, gradient: Float[Tensor, "*n V"], logits: Float[Tensor, "*n V"] | None
     ) -> Float[Tensor, "*n V"]:
-        """Multiply the gradient of y by dy / dx, in place.
+        """Turn the gradient with respect to y into the one with respect to x: multiply by dy / dx.
+
+        `gradient` is changed in place and returned.
 
         Args:
             logits: y, which is overwritten. It may be None if there is no cap.

@@ -32,7 +32,7 @@ def logprob_columns(
 
     Source: this repository (docs/critic_options.md).
     Units: `logprobs` in nats, of the distribution that was sampled from.
-    Padding: columns of tokens that were not sampled are those of the tokens before them.
+    Padding: a token that was not sampled does not change the features of the tokens after it.
 
     >>> columns = logprob_columns(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
     >>> columns[0, :, [0, 2, 4]]  # the least probability, that of all, a third for each below 0.5
@@ -62,5 +62,5 @@ def logprob_columns(
 
 
 def _shift_right(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Give each token the number of the column to its left, and the first token 0."""
+    """Move every number one column to the right, and put 0 in the first column."""
     return torch.nn.functional.pad(columns, (1, -1))

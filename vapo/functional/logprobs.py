@@ -49,7 +49,8 @@ def token_logprobs(
         on_cpu: whether to compute as on a CPU; None: as the tensors' device says. It is False on a
             CPU where fake tensors stand for those of a GPU.
         transform: how the architecture scales or caps the logits; None: not at all.
-        rounding: see `output_logits`.
+        rounding: makes a context in which a CPU may round the inputs of float32 products
+            (`output_logits`); None: they are not rounded.
         wants_entropy: if False the entropies are nan, which saves three passes over the logits.
         collisions: a tensor to be filled with the collision of each token, without gradient. None
             saves three passes over the logits.
@@ -79,10 +80,10 @@ def token_logprobs(
 
 
 def rows_of_logits(vocabulary: int, *, on_cpu: bool) -> int:
-    """Return for how many tokens logits are computed at once.
+    """Return for how many tokens logits are computed at once with a vocabulary of this size.
 
     On a CPU their float32 logits take 32 MiB, the most that the C library's allocator keeps for the
-    next ones. On a GPU, whose products are slow on few rows, they take 512 MiB.
+    next chunk. On a GPU, whose products are slow on few rows, they take 512 MiB.
     """
     return max(1, (2**23 if on_cpu else 2**27) // vocabulary)
 
@@ -94,12 +95,13 @@ def output_logits(
     on_cpu: bool,
     rounding: Rounding | None = None,
 ) -> Float[Tensor, "... V"]:
-    """Multiply with the output layer, with sums and results in float32 or float64.
+    """Return the product of hidden states with the output layer's weight, in float32 or float64.
 
     Both inputs have one dtype. Under autocast a GPU multiplies float32 inputs in autocast's dtype
     (`product_inputs`). On a CPU `rounding` makes a context in which the inputs of a float32 product
     may be rounded to bfloat16, as autocast would, where that is faster on the processor (AMX).
-    Products of inputs in half precision have no gradient: `token_logprobs` computes its own.
+    Sums are in the dtype of the result. Products of inputs in half precision have no gradient:
+    `token_logprobs` computes its own.
     """
     hidden, weight = product_inputs(hidden, weight, on_cpu=on_cpu)
     # on a CPU bfloat16 inputs are multiplied as float32
@@ -115,7 +117,7 @@ def output_logits(
 
 
 def product_inputs(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> tuple[Tensor, Tensor]:
-    """Cast states and weights for the output layer's product.
+    """Cast states and weights for the output layer's product, and return both.
 
     Under autocast float32 tensors of a GPU are cast to autocast's dtype, as in all other layers. A
     caller that multiplies chunk by chunk casts them first, so that the whole weight is cast once.
@@ -141,7 +143,7 @@ def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
 
 
 def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Multiply float32 states with weights of another dtype, casting one block of them at a time.
+    """Multiply float32 states with weights of another dtype, of which one block is cast at a time.
 
     Torch has no product of bfloat16 inputs with float32 results on a CPU. On a processor that
     emulates bfloat16 this took a sixth of the time of torch's product in bfloat16.
@@ -154,7 +156,10 @@ def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Settings(NamedTuple):
-    """The settings of `token_logprobs`. Products for the gradient have `gradient_dtype`."""
+    """The arguments of `token_logprobs` that are not differentiated, for its autograd function.
+
+    `gradient_dtype` is the dtype of the products that make the gradient.
+    """
 
     temperature: float | int
     transform: LogitTransform | None
@@ -173,7 +178,10 @@ class _Settings(NamedTuple):
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
     def log_softmax(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs of the whole vocabulary and the normalizers. Overwrites the logits."""
+        """Return the log-probs of the whole vocabulary, and each token's normalizer.
+
+        The normalizer is logsumexp of the token's logits, which may be overwritten.
+        """
         if self.on_cpu:
             normalizer = logits.logsumexp(dim=1)
             return logits.sub_(normalizer[:, None]), normalizer
@@ -184,7 +192,7 @@ class _Settings(NamedTuple):
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """The chunked forward, and the closed-form backward.
+    """The autograd function of `token_logprobs`, chunk by chunk, with its gradient in closed form.
 
     With p = softmax(z):  d logprob / d z_v = [v = target] - p_v
                           d entropy / d z_v = -p_v * (log p_v + entropy)
@@ -262,7 +270,11 @@ def _grad_logits(
     grad_logprobs: Tensor | None,
     grad_entropy: Tensor | None,
 ) -> Tensor:
-    """Compute the gradient of one chunk's logits. Overwrites `log_softmax`."""
+    """Return the gradient of one chunk's logits from those of its log-probs and entropies.
+
+    A gradient that is None counts as 0. `log_softmax` are the log-probs of the whole vocabulary,
+    which are overwritten.
+    """
     if grad_entropy is None:
         scale = torch.zeros_like(entropy) if grad_logprobs is None else -grad_logprobs
         grad_logits = log_softmax.exp_().mul_(scale)

@@ -69,7 +69,7 @@ def aggregate(
         token_mean:       sum over all tokens of loss_t / number of tokens
         sequence_mean:    sum over responses of (mean of its loss_t) / number of responses
         sequence_sum:     sum over all tokens of loss_t / number of responses
-        constant_length:  the same / max_response_tokens
+        constant_length:  sum over all tokens of loss_t / (responses * max_response_tokens)
 
     Source: VAPO 4.2, DAPO 3.3. Component `token_level_loss`; off: sequence_mean, where a token
     of a response of l tokens weighs 1/l. sequence_sum: the response is one action, whose
@@ -145,7 +145,8 @@ def categorical_value_loss(
 
     Source: HL-Gauss critics (arXiv 2608.02181), Le Critique (2608.16739: two bins). p are the
     targets of `value_heads`, and have no gradient. There is no value clip.
-    Units: nats; `denominator` and `token_weights` as `value_loss`.
+    Units: nats; `denominator` is the minibatch's number of tokens. `token_weights`, for each token
+    or response, multiply the losses in the sum.
     Padding: ignored in value and gradient.
     """
     z = torch.where(response_mask[..., None], at_least_float32(logits), 0.0)
@@ -182,7 +183,7 @@ def kl_penalty(
     *,
     estimator: Literal["k1", "k2", "k3"],
 ) -> Float[Tensor, "B T"]:
-    """Estimate KL(pi || ref) from each token, sampled from pi.
+    """Return an estimate of KL(pi || ref) from each token, which was sampled from pi.
 
         d = logprobs - ref_logprobs
         k1 = d        k2 = d^2 / 2        k3 = exp(-d) - 1 + d
@@ -192,7 +193,7 @@ def kl_penalty(
     Source: Schulman, "Approximating KL divergence"; k3 is GRPO's. VAPO uses none (default
     coefficient 0). Deviation: in k3 the exponent is held within +-20.
     Units: nats.
-    Padding: as `clipped_surrogate`.
+    Padding: there is no mask here. A token with a non-finite input gets NaN and no gradient.
     Raises: ValueError on an unknown estimator.
     """
     difference = logprobs - ref_logprobs

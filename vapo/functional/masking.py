@@ -47,14 +47,14 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def loss_denominator(mask: Bool[Tensor, "B T"], *, reduction: LossReduction) -> Int[Tensor, ""]:
-    """Return the denominator of `losses.aggregate`.
+    """Return the denominator of `losses.aggregate` for these rows.
 
     It is the number of tokens for `token_mean`, else the number of responses that have a token.
 
     A row without a single True token (overlong filtering, a filler row) is not counted, just
     as its tokens are not. Add these counts up over micro-batches and ranks to get the
     denominator of a minibatch.
-    Raises: ValueError for `constant_length`, where the mask does not say how long a response is.
+    Raises: ValueError for `constant_length`, whose limit of the response length is not in the mask.
     """
     if reduction == "constant_length":
         raise ValueError("constant_length needs its denominator: responses * max_response_tokens")
@@ -77,7 +77,7 @@ def place_at_last_token(
 
 
 def last_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
-    """The column of each row's last True token; 0 where there is none.
+    """Return the column of each row's last True token; 0 where there is none.
 
     >>> last_column(torch.tensor([[True, False, True, False]]))
     tensor([2])
@@ -96,7 +96,7 @@ def first_tokens(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
 
 
 def first_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
-    """The column of each row's first True token; 0 where there is none.
+    """Return the column of each row's first True token; 0 where there is none.
 
     >>> first_column(torch.tensor([[False, True, True, False]]))
     tensor([1])
@@ -107,7 +107,7 @@ def first_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
 def check_rewards_on_sampled(
     token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]
 ) -> None:
-    """Check that all rewards are on sampled tokens. GAE would silently drop others.
+    """Check that all rewards are on sampled tokens. GAE would silently drop any other reward.
 
     Raises: ValueError: a reward is on a token that the policy did not sample.
     """
@@ -124,15 +124,15 @@ def check_rewards_on_sampled(
 def lowest_share_mask(
     spread: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float | int
 ) -> Bool[Tensor, "B T"]:
-    """Find the share of the True tokens on which several critics differ least.
+    """Mark the given share of the True tokens, those on which several critics differ least.
 
         True where spread_t < the (floor(share * n) + 1)-th smallest spread, n True tokens
 
-    Source: AsyPPO (arXiv 2510.01656): the spread is the standard deviation over critics, and these
-    tokens lose their policy loss. With -spread they are those that differ most, which lose the
-    entropy bonus. The source states neither the share nor its rounding. Tokens that tie at the
-    bound are not in it, so that the order of rows does not matter and critics that agree everywhere
-    mask nothing.
+    Source: AsyPPO (arXiv 2510.01656): the spread is the standard deviation over critics, and the
+    tokens of least spread lose their policy loss. Given -spread, this marks the tokens of largest
+    spread, which lose the entropy bonus. The source states neither the share nor its rounding.
+    Tokens that tie at the bound are not marked, so that the order of rows does not matter, and no
+    token is marked if the critics agree everywhere.
     Padding: ignored, and False in the result.
     Raises: ValueError when share is not in [0, 1).
     """
@@ -150,16 +150,22 @@ def is_left_aligned(mask: Bool[Tensor, "B T"]) -> bool:
 
 
 def compaction_index(mask: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Number the True tokens of each row from 0; a False token gets column T (discarded)."""
+    """Return the column to which `compact` moves each token: True tokens are counted from 0.
+
+    A False token gets the column T, which `compact` discards.
+    """
     return torch.where(mask, mask.cumsum(dim=1) - 1, mask.shape[1])
 
 
 def compact(x: Float[Tensor, "B T"], index: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Move the True tokens of each row to the left, in order, and fill up with 0."""
+    """Move the True tokens of each row to the left, in order, and fill the row up with 0.
+
+    `index` is the `compaction_index` of the mask.
+    """
     num_rows, num_columns = x.shape
     return x.new_zeros(num_rows, num_columns + 1).scatter_(1, index, x)[:, :num_columns]
 
 
 def scatter_back(x: Float[Tensor, "B T"], index: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Undo `compact`: move each True token back to its column, and put 0 on False ones."""
+    """Undo `compact` with the same `index`: move True tokens back to their columns, 0 elsewhere."""
     return torch.nn.functional.pad(x, (0, 1)).gather(1, index)

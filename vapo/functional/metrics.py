@@ -26,7 +26,7 @@ def explained_variance(
     *,
     reduce: Reduce = identity,
 ) -> Float[Tensor, ""]:
-    """Return the share of the returns' variance that the values account for.
+    """Return the share of the returns' variance that the values account for, over all ranks.
 
         1 - Var(R - V) / Var(R)
 
@@ -52,7 +52,7 @@ def advantage_variance_ratio(
     *,
     reduce: Reduce = identity,
 ) -> Float[Tensor, ""]:
-    """Compare the variance of advantages against values with that against a baseline.
+    """Return the variance of advantages against values, divided by that against a baseline.
 
         Var(R_t - V(s_t)) / Var(R_t - B)
 
@@ -75,7 +75,7 @@ def gradient_noise_ratio(
     *,
     reduce: Reduce = identity,
 ) -> Float[Tensor, ""]:
-    """Compare the noise of the policy's gradient against values with that against a baseline.
+    """Return the noise of the policy's gradient with values, divided by that with a baseline.
 
         sum (1 - p_t)^2 (R_t - V(s_t) - mean)^2 / sum (1 - p_t)^2 (R_t - B - mean)^2
 
@@ -101,10 +101,11 @@ def mean_of_other_responses(
     counted: Bool[Tensor, " B"],
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """Return the mean reward of the prompt's other responses, in groups of any sizes.
+    """Return for each response the mean reward of its prompt's other responses.
 
-    A response that is alone in its group gets the mean of all other responses of all ranks. Only
-    responses that are `counted` enter a mean. `groups` numbers the prompts from 0.
+    Groups may have any sizes: `groups` has the number of each response's prompt, from 0. A response
+    that is alone in its group gets the mean of all other responses of all ranks. Only responses
+    that are `counted` enter a mean.
     Units: those of the reward. NaN where there is no other response at all.
 
     >>> rewards, groups = torch.tensor([1.0, 0.0, 0.0, 5.0]), torch.tensor([0, 0, 0, 1])
@@ -123,7 +124,10 @@ def mean_of_other_responses(
 
 
 class ValueBias(NamedTuple):
-    """By how much the values are too high on average; `share` is relative to the returns' std."""
+    """The result of `value_bias`: `mean` is by how much the values are too high on average.
+
+    `share` is the size of `mean` divided by the standard deviation of the returns.
+    """
 
     mean: Tensor
     share: Tensor
@@ -181,7 +185,7 @@ def clipped_tokens(
     eps_low: float | int,
     eps_high: float | int,
 ) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Find the tokens whose gradient the lower and the upper clip bound cut off.
+    """Return two masks: the tokens whose gradient the lower, and the upper clip bound cuts off.
 
         low:   ratio < 1 - eps_low  and A < 0
         high:  ratio > 1 + eps_high and A > 0
@@ -202,8 +206,9 @@ def clip_fractions(
     eps_low: float | int,
     eps_high: float | int,
 ) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
-    """Count the `clipped_tokens` of the token ratio, to be divided by the minibatch's tokens.
+    """Count the tokens whose gradient the lower, and the upper clip bound cuts off.
 
+    The caller divides the two counts by the minibatch's number of tokens.
     Padding: ignored.
     """
     ratio = (logprobs - old_logprobs).exp()
@@ -217,7 +222,7 @@ def approx_kl(
     old_logprobs: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> Float[Tensor, ""]:
-    """Estimate KL(pi_old || pi_theta), tokens sampled from pi_old, by the mean of k3.
+    """Return the mean of k3 over tokens sampled from pi_old: it estimates KL(pi_old || pi_theta).
 
         k3 = ratio - 1 - log ratio,  ratio = pi_theta / pi_old      (never negative)
 
@@ -230,7 +235,10 @@ def approx_kl(
 
 
 class PositionProfile(NamedTuple):
-    """Statistics of each bin of token positions; NaN where a bin has no token."""
+    """The result of `mean_by_position`: statistics of each bin of token positions.
+
+    `mean` and `std` are NaN where a bin has no token.
+    """
 
     num_tokens: Tensor
     mean: Tensor
@@ -246,7 +254,9 @@ def mean_by_position(
     num_bins: int,
     reduce: Reduce = identity,
 ) -> PositionProfile:
-    """Average x over sampled tokens 0..bin_tokens-1 of all responses, the next ones, and so on.
+    """Return the mean and std of x over each bin of token positions, of all responses of all ranks.
+
+    Bin 0 has the sampled tokens 0 to bin_tokens - 1 of each response, bin 1 the next bin_tokens.
 
     Source: VC-PPO figures 2-3 (mean value and mean advantage against token position: with a
     critic straight from a reward model, values rise along the response, and the first tokens
@@ -273,8 +283,9 @@ def explained_variance_by_position(
     num_bins: int,
     reduce: Reduce = identity,
 ) -> Float[Tensor, " bins"]:
-    """Return `explained_variance` over each bin of token positions, as `mean_by_position` cuts.
+    """Return the explained variance of the returns by the values in each bin of token positions.
 
+    Bin 0 has the sampled tokens 0 to bin_tokens - 1 of each response, bin 1 the next bin_tokens.
     A critic that uses the response explains more towards its end; one that judges by the
     prompt alone explains the same everywhere.
     Padding: ignored. NaN where a bin has no token or all of its returns are equal.
@@ -294,7 +305,11 @@ def explained_variance_by_position(
 
 
 class Calibration(NamedTuple):
-    """Statistics of tokens in bins of their value; the means are NaN where a bin has no token."""
+    """The result of `calibration`: statistics of the tokens in each bin of values.
+
+    `num_clusters` is the number of prompts with a token in the bin. The means are NaN where a bin
+    has no token.
+    """
 
     num_tokens: Tensor
     num_clusters: Tensor
@@ -313,7 +328,7 @@ def calibration(
     cluster_size: int = 1,
     reduce: Reduce = identity,
 ) -> Calibration:
-    """Average the returns of the tokens whose value lies in edges[i] <= V < edges[i + 1].
+    """Average values and returns of the tokens of each bin of values: edges[i] <= V < edges[i + 1].
 
     A calibrated critic has mean_return = mean_value in every bin. Values outside the edges are
     counted in the first or last bin. `standard_error` is that of mean_return with each
@@ -332,10 +347,10 @@ def calibration(
     sums = reduce(torch.stack([_bin_sums(y, bins, num_bins) for y in terms]))
     count, mean_value, mean_return = sums[0], sums[1] / sums[0], sums[2] / sums[0]
     num_clusters = -(-len(mask) // cluster_size)
-    cell = (mask.nonzero()[:, 0] // cluster_size) * num_bins + bins
+    cluster_bins = (mask.nonzero()[:, 0] // cluster_size) * num_bins + bins
     shape = (num_clusters, num_bins)
-    residuals = _bin_sums(achieved - mean_return[bins], cell, num_clusters * num_bins)
-    is_hit = _bin_sums(torch.ones_like(achieved), cell, num_clusters * num_bins) > 0
+    residuals = _bin_sums(achieved - mean_return[bins], cluster_bins, num_clusters * num_bins)
+    is_hit = _bin_sums(torch.ones_like(achieved), cluster_bins, num_clusters * num_bins) > 0
     per_bin = [residuals.view(shape).square().sum(0), is_hit.view(shape).double().sum(0)]
     squares, hits = reduce(torch.stack(per_bin))
     variance = torch.where(hits > 1, hits / (hits - 1) * squares, torch.nan)
@@ -351,8 +366,10 @@ def _ratio_of_moments(
     *,
     weights: Float[Tensor, "B T"] | float = 1.0,
 ) -> Float[Tensor, ""]:
-    """Divide the second moment (`_moments`) of returns less values by that of returns less
-    baselines; NaN if the baselines leave nothing."""
+    """Divide the mean squared deviation of R - V by that of R - B; NaN if the latter is 0.
+
+    R are the returns, V the values, B the baselines. Each squared deviation counts with its weight.
+    """
     target = zero_outside(returns, mask).double()
     against_values = target - zero_outside(values, mask).double()
     against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
@@ -369,9 +386,10 @@ def _moments(
     *,
     weights: Float[Tensor, "B T"] | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return each column's mean and its mean squared distance from it, each square with its weight.
+    """Return each column's mean, and its mean squared deviation from that mean, over all ranks.
 
-    Columns are 0 outside the mask. Weights of 1 give the population variance.
+    The deviations are multiplied by the weights; weights of 1 give the population variance. Columns
+    must be 0 outside the mask.
     """
     count, *sums = reduce(torch.stack([mask.sum(), *(x.sum() for x in columns)]))
     means = torch.stack(sums) / count
@@ -383,7 +401,11 @@ def _moments(
 def _position_bins(
     mask: Tensor, *, bin_tokens: int, num_bins: int
 ) -> tuple[Bool[Tensor, "B T"], Int[Tensor, " n"]]:
-    """Return a mask of the tokens that are in a bin, and the bin of each of them."""
+    """Return a mask of the tokens that are in a bin of positions, and each such token's bin number.
+
+    Bin 0 has the sampled tokens 0 to bin_tokens - 1 of each response. Tokens past the last bin are
+    in none.
+    """
     position_bin = (mask.cumsum(dim=1) - 1) // bin_tokens
     is_used = mask & (position_bin < num_bins)
     return is_used, position_bin[is_used]

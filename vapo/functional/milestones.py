@@ -19,17 +19,17 @@ def milestone_values(
     group_size: int,
     shrinkage: float | int,
 ) -> tuple[Float[Tensor, "B T"], Int[Tensor, "B T"]]:
-    """Value each state by the rewards of the group's other responses that came to its milestone.
+    """Value each state by the rewards of the group's other responses that reach the same state.
 
         V(s_t) = (sum_j r_j + shrinkage * m) / (n + shrinkage)     m where n = 0
 
-    j are the n other responses of the group that have the milestone of s_t on any token. m is the
-    mean reward of all G - 1 others. The value depends neither on the response's own reward nor on
-    the response after s_t. So as a baseline it leaves the policy's gradient unbiased.
+    `milestones` numbers the states from 0 on: within a group, equal numbers count as the same
+    state. j are the n other responses of the group that have the number of s_t on any token. m is
+    the mean reward of all G - 1 others. The value depends neither on the response's own reward nor
+    on the response after s_t. So as a baseline it leaves the policy's gradient unbiased.
 
     Source: ours, after Numca (arXiv 2605.29782), of which only the abstract was read.
-    Units: those of the reward. Milestones are numbers from 0 on. Within a group, states with equal
-    milestones count as the same state. Groups are contiguous.
+    Units: those of the reward. Groups are contiguous.
     Padding: its milestones may be any; 0 in both results.
     Returns: the values, and n.
     Raises: ValueError when group_size < 2 or it does not divide the number of responses.

@@ -35,7 +35,11 @@ class RatioStatistics(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """How far the sampling engine and the trainer disagree about the same tokens."""
+    """The result of `mismatch`: how far the log-probs of sampling engine and trainer differ.
+
+    `mean_abs` and `max_abs` are of the differences in nats; `k3` estimates the KL divergence. A
+    token counts in `outlier_share` if the ratio of its two probabilities leaves [1/2, 2].
+    """
 
     mean_abs: Tensor
     max_abs: Tensor
@@ -56,6 +60,7 @@ def mismatch(
 ) -> Mismatch:
     """Compare the engine's log-probs with the trainer's over all True tokens of all ranks.
 
+        d_t = old_logprobs_t - rollout_logprobs_t,  ratio_t = exp(d_t)
         mean_abs, max_abs:  |d_t|
         k3:                 mean of ratio_t - 1 - d_t, estimates KL(pi_rollout || pi_old) >= 0
         outlier_share:      of tokens whose ratio leaves [1/2, 2]
@@ -92,6 +97,7 @@ def truncated_importance_weights(
 ) -> Float[Tensor, "B T"]:
     """Return weights of the tokens' policy losses: pi_old / pi_rollout, at most `cap`.
 
+        d_t = old_logprobs_t - rollout_logprobs_t
         token:     w_t = min(exp(d_t), cap)
         sequence:  w_t = min(exp(sum_s d_s), cap), one number a response
 
@@ -123,6 +129,7 @@ def icepop_weights(
 ) -> Float[Tensor, "B T"]:
     """Return weights of the tokens' policy losses: pi_old / pi_rollout, or 0 outside a range.
 
+        d_t = old_logprobs_t - rollout_logprobs_t
         w_t = exp(d_t) if low <= exp(d_t) <= high, else 0
 
     Source: IcePop (the Ling team's report on Ring-1T, arXiv 2510.18855; there 0.5 and 5). A token
@@ -148,9 +155,9 @@ def responses_in_range(
     low: float | int | None = None,
     high: float | int | None = None,
 ) -> Bool[Tensor, " B"]:
-    """Find the responses that keep their policy loss: low <= geometric-mean ratio <= high.
+    """Mark the responses that keep their policy loss: low <= geometric-mean ratio <= high.
 
-        ratio = exp(sum_t d_t / l) for a response of l tokens
+        ratio = exp(sum_t (old_logprobs_t - rollout_logprobs_t) / l) for a response of l tokens
 
     Source: sequence masking (MIS) of verl and TRL, here on the geometric mean: the product of
     token ratios, and their extremes, leave any range more often the longer the response is,
@@ -176,7 +183,7 @@ def ratio_in_band(
     eps_low: float | int,
     eps_high: float | int,
 ) -> Bool[Tensor, "B T"]:
-    """Find the tokens that DIS keeps: 1 - eps_low < pi / pi_rollout < 1 + eps_high.
+    """Mark the tokens that keep their loss in DIS: 1 - eps_low < pi / pi_rollout < 1 + eps_high.
 
     Source: SAO (arXiv 2607.07508). A ratio within rounding of a bound is on it, and not kept.
     """
@@ -194,7 +201,10 @@ def probability_near(
     *,
     delta: float | int,
 ) -> Bool[Tensor, "B T"]:
-    """Find the tokens that DPPO keeps: pi has not moved by more than delta the way A pushes it.
+    """Mark the tokens that keep their loss in DPPO.
+
+    Their probability has not moved from pi_rollout by more than delta in the direction in which the
+    advantage pushes it: up if the advantage is above 0, else down.
 
     Source: DPPO (arXiv 2602.04879). A move within rounding of delta is kept.
     """
@@ -204,16 +214,16 @@ def probability_near(
 
 @torch.no_grad()
 def mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """Return the log of each response's geometric-mean ratio.
+    """Return for each response the mean of its tokens' log-ratios: the log of their geometric mean.
 
-    It is the mean of `gap` over the tokens where the mask is True; on the others `gap` must be 0.
-    The mean is held within +-20, and is NaN where it is not finite.
+    `gap` are the log-ratios, which must be 0 where the mask is False. The mean is held within +-20,
+    and is NaN where it is not finite.
     """
     return _limited(gap.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
 
 
 def _limited(log_ratio: Tensor) -> Tensor:
-    """Hold log-ratios within +-20; those that are not finite become NaN."""
+    """Hold log-ratios within +-20; log-ratios that are not finite become NaN."""
     limited = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.where(torch.isfinite(log_ratio), limited, torch.nan)
 

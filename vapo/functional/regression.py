@@ -23,8 +23,9 @@ def principal_components(
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "B K"]]:
     """Project samples and rows on the `count` directions in which the samples vary most.
 
-    Both are centered by the samples' mean. K is smaller than `count` if the samples vary in fewer
-    directions. The signs are arbitrary, which does not affect a regression on the components.
+    Returns: the K coordinates of each sample, and those of each row. Both are centered by the
+    samples' mean. K is smaller than `count` if the samples vary in fewer directions. The signs are
+    arbitrary, which does not affect a regression on the components.
 
     >>> samples = torch.tensor([[0.0, 1.0], [3.0, 1.0], [6.0, 1.0]])
     >>> [x.abs().flatten().tolist() for x in principal_components(samples, samples[:1], count=2)]
@@ -50,7 +51,7 @@ def ridge_predictions(
     *,
     ridge: float,
 ) -> Float[Tensor, " B"]:
-    """Predict the targets of rows by a ridge regression on samples.
+    """Predict the targets of rows by a ridge regression that is fitted to samples and `targets`.
 
         w = (X^T X + ridge I)^-1 X^T (y - mean(y)),    prediction = mean(y) + x w
 
@@ -75,8 +76,8 @@ def weighted_gram(
 ) -> Float[Tensor, "F+2 F+2"]:
     """Sum w z z^T over rows, where z is a row's features, its target and a 1; in float64.
 
-    The sum of the matrices of two parts is that of the whole, so a regression on many rows needs
-    none of them again (`ridge_of_gram`).
+    A regression needs this matrix alone (`ridge_of_gram`), not the rows. The matrix of many rows is
+    the sum of those of its parts.
 
     >>> weighted_gram(torch.tensor([[2.0]]), torch.tensor([3.0]), torch.tensor([0.5]))
     tensor([[2.0000, 3.0000, 1.0000],
@@ -94,7 +95,7 @@ def weighted_gram(
 
 
 class RidgeSolution(NamedTuple):
-    """A fitted regression, which predicts `intercept` + features @ `weights`.
+    """The result of `ridge_of_gram`: a fitted regression predicts intercept + features @ weights.
 
     `explained` is the share of the targets' variance that it explains on the rows that it is fitted
     to; nan if all targets are equal.
@@ -107,13 +108,13 @@ class RidgeSolution(NamedTuple):
 
 @torch.no_grad()
 def ridge_of_gram(gram: Float[Tensor, "J J"], *, penalty: float) -> RidgeSolution:
-    """Solve a ridge regression of J - 2 features, whose `weighted_gram` has a positive weight.
+    """Solve the ridge regression of targets y on J - 2 features x, by their `weighted_gram`.
 
         minimize  mean (y - b - x w)^2 + penalty * sum_j var(x_j) w_j^2
 
-    The means and variances are the weighted ones. So neither the scale of a feature nor the number
-    of rows changes a prediction. The intercept b is not shrunk, so the mean prediction is the mean
-    target. Features that do not vary have the weight 0.
+    The means and variances are weighted by the rows' weights, whose sum must be above 0. So neither
+    the scale of a feature nor the number of rows changes a prediction. The intercept b is not
+    shrunk, so the mean prediction is the mean target. Features that do not vary have the weight 0.
 
     >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0, 1.0])
     >>> ridge_of_gram(weighted_gram(x, y, torch.ones(2)), penalty=1.0)[:2]
@@ -142,11 +143,11 @@ def ridge_of_gram(gram: Float[Tensor, "J J"], *, penalty: float) -> RidgeSolutio
 
 
 def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Invert the features' matrix X'X, with zeros for features that later ones make up exactly.
+    """Invert the matrix X'X of features X, except for features that are collinear with later ones.
 
-    Going backwards from the last feature, each is compared with the usable ones after it. If less
-    than 1e-6 of its square remains when these are projected out, that is rounding, and its row and
-    column are 0.
+    A feature is collinear if, except for rounding, it is a linear combination of later features:
+    less than 1e-6 of its square remains when they are projected out. Its row and column in the
+    result are 0.
 
     >>> inverse_without_collinear(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
     tensor([[0.2500, 0.0000],
@@ -171,13 +172,11 @@ def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n 
 def two_weights_from_0_to_1(
     matrix: Float[Tensor, "3 3"], target: Float[Tensor, " 3"]
 ) -> tuple[float, float]:
-    """Fit least squares with three features, whose first two weights must be in [0, 1].
+    """Fit least squares with three features, and return the first two weights, held within [0, 1].
 
-    `matrix` is X'X and `target` is X'y. The third weight has no bounds. Its best value is a
-    function of the other two, which leaves a problem in those. If its solution is outside the
-    square, the best solution inside is on an edge.
-
-    Returns: the first two weights.
+    `matrix` is X'X and `target` is X'y of the features X and targets y. The third weight has no
+    bounds. Its best value is a function of the first two, which leaves a problem of two weights. If
+    that has its solution outside of [0, 1] x [0, 1], the best solution inside is on an edge.
 
     >>> two_weights_from_0_to_1(torch.eye(3), torch.tensor([0.5, 2.0, 9.0]))
     (0.5, 1.0)
@@ -201,7 +200,8 @@ def two_weights_from_0_to_1(
 
 
 def _on_edge(matrix: Tensor, target: Tensor, index: int, value: float) -> tuple[float, float]:
-    """Return the best two weights if weight `index` is `value` and the other within [0, 1]."""
+    """Return the two weights of least squares if weight `index` is `value`, and the other weight is
+    held within [0, 1]. `matrix` is X'X and `target` is X'y of two features X."""
     other_index = 1 - index
     power = float(matrix[other_index, other_index])
     slope = (

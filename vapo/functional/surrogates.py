@@ -2,8 +2,7 @@
 
 VAPO's own is `losses.clipped_surrogate`. `log pi` are the log-probs of the current policy,
 `log old` those of the policy before the iteration's update, and `log mu` those of the policy that
-sampled.
-`losses.aggregate` reduces each of these losses.
+sampled. sg(x) is x without its gradient. `losses.aggregate` reduces each of these losses.
 """
 
 from __future__ import annotations
@@ -103,10 +102,12 @@ def dis_surrogate(
         f(r)   = r if 1 - eps_low < r < 1 + eps_high, else 0      whatever the sign of A
         loss_t = -sg(f(r)) * A * log pi
 
-    Source: SAO (arXiv 2607.07508). There is no old policy, and no further TIS: r corrects for
-    the engine. Ports differ; here the band is strict as in the paper (a ratio within rounding
-    of a bound is on it), and no gradient goes through f(r). Rejected tokens stay in the mask.
-    Padding: as `losses.clipped_surrogate`.
+    sg(x) is x without its gradient. Tokens with f(r) = 0 are counted in the denominator all the
+    same.
+    Source: SAO (arXiv 2607.07508). There is no old policy, and no further importance weight: r
+    corrects for the engine. Ports differ; here the bounds are excluded as in the paper (a ratio
+    within rounding of a bound is on it), and no gradient goes through f(r).
+    Padding: there is no mask here. A token with a non-finite input gets loss NaN and no gradient.
     Raises: ValueError when a bound is not above 0.
     """
     if not (eps_low > 0 and eps_high > 0):
@@ -131,9 +132,11 @@ def dppo_surrogate(
         M      = sg([pi - mu <= delta] if A > 0 else [pi - mu >= -delta])
         loss_t = -A * (pi / mu) * M
 
+    sg(x) is x without its gradient.
     Source: DPPO (arXiv 2602.04879) in the form of BPCO's code (2608.23566): the ratio has its
     gradient and no cap (another port: the log-prob's, ratio capped at 20, without gradient).
-    Padding and very large ratios: as `losses.clipped_surrogate`.
+    Deviation: the log-ratio is held within +-20, and has no gradient beyond.
+    Padding: there is no mask here. A token with a non-finite input gets loss NaN and no gradient.
     Raises: ValueError when delta is negative.
     """
     if not delta >= 0:
@@ -155,7 +158,7 @@ def logprob_surrogate(
     Source: REINFORCE, as in RLOO (arXiv 2402.14740) and ReMax (2310.10505); with A = 1 it is
     the language-modelling loss (RAFT). Its gradient is the policy gradient only where the
     tokens were sampled from pi itself: nothing here corrects for an older policy.
-    Padding: as `losses.clipped_surrogate`.
+    Padding: there is no mask here. A token with a non-finite input gets loss NaN and no gradient.
     """
     is_valid = torch.isfinite(logprobs) & torch.isfinite(advantages)
     loss = -torch.where(is_valid, advantages, 0.0) * torch.where(is_valid, logprobs, 0.0)
@@ -165,7 +168,10 @@ def logprob_surrogate(
 def _finite_inputs(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mark the tokens whose three inputs are finite; return the inputs, too, with 0 elsewhere."""
+    """Return a mask of the tokens whose three inputs are finite, and the inputs with 0 elsewhere.
+
+    Only `logprobs` keep their gradient.
+    """
     inputs = (logprobs, rollout_logprobs.detach(), advantages.detach())
     is_valid = torch.stack([torch.isfinite(x) for x in inputs]).all(dim=0)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)

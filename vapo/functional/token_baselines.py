@@ -28,17 +28,18 @@ def optimal_token_advantages(
     gamma: float | int,
     alone: Literal["others_mean", "zero"],
 ) -> Float[Tensor, "B T"]:
-    """Score each token against the group's returns, weighted by the squared gradients so far.
+    """Return each token's advantage against its group's returns, weighted by squared gradients.
 
         w_t = 1 - 2 pi_t + sum_v pi(v)^2        pi_t the probability of the sampled token
         W_t = w_1 + ... + w_t
         B_t = sum_i G_it W_it / sum_i W_it      over the responses i that have a t-th token
         A_t = G_t - B_t
 
-    w_t is the squared length of the gradient of log pi_t by the logits. t counts sampled tokens
-    only, so an environment's tokens between them change nothing. If all W at t are 0, the responses
-    count alike. If only one response has a t-th token, its own return would be no baseline. `alone`
-    says what is used instead: the mean of the others' whole returns, or 0.
+    G_t is the return from token t on. w_t is the squared length of the gradient of log pi_t by the
+    logits. t counts sampled tokens only, so an environment's tokens between them change nothing. If
+    all W at t are 0, the responses count alike. If only one response has a t-th token, its own
+    return would be no baseline. `alone` says what is used instead: the mean return of the other
+    responses from their first tokens on, or 0.
 
     Source: OTB (arXiv 2602.07078), as in the authors' code in verl, where `alone` is 0.
     Deviation: theirs also weighs w_t by the squared ratio to the policy that sampled.
@@ -87,14 +88,15 @@ def success_values(
     low: float | int,
     high: float | int,
 ) -> Float[Tensor, "B T"]:
-    """Value each state by how much likelier the right answer makes the tokens before it.
+    """Return values of states, by how much likelier the right answer makes the tokens before them.
 
         p_1       = (c + smoothing) / (G - 1 + 2 smoothing)     c of the G - 1 others are right
         logit p_t = logit p_1 + sum_{j < t} (log pi(a_j | answer) - log pi(a_j))
         V(s_t)    = low + (high - low) p_t
 
-    V(s_t) depends neither on the response's own reward nor on the response after s_t. So as a
-    baseline it leaves the policy's gradient unbiased.
+    `answer_logprobs` are the policy's log-probs of the response behind a prompt that contains the
+    answer. V(s_t) depends neither on the response's own reward nor on the response after s_t. So as
+    a baseline it leaves the policy's gradient unbiased.
 
     Source: OPPO (arXiv 2605.21851), of which the abstract and a summary were read. The recursion
     and the ratio are from there; p_1 and the bound max_evidence on each term are ours.

@@ -54,7 +54,10 @@ class Trust(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Sums of sixteen numbers over prompts, and sums of their products (`_COLUMNS` names them)."""
+    """What batches have shown about how well a critic predicts rewards; `earned_trust` reads it.
+
+    It has sums over prompts of sixteen numbers, which `_COLUMNS` names, and of their products.
+    """
 
     sums: Float[Tensor, " 16"]
     products: Float[Tensor, "16 16"]
@@ -78,7 +81,7 @@ def trusted_values(
     *,
     trust: Trust,
 ) -> Float[Tensor, "B T"]:
-    """Mix the critic's values with the others' mean, by the trust in each.
+    """Mix the critic's values with the mean reward of other responses, by the trust in the critic.
 
         U_t = B + a * (V_1 - B - first_level) + w * (V_t + r_<t - V_1 - within_level) - r_<t
 
@@ -106,11 +109,11 @@ def trusted_values(
 def trusted_lambda(
     lambda_: float | Float[Tensor, "B 1"], *, trust: Trust
 ) -> float | Float[Tensor, "B 1"]:
-    """Raise the policy's lambda to 1 as far as values within a response are not trusted.
+    """Return the policy's lambda, raised towards 1 as far as the critic's changes are not trusted.
 
-        lambda' = 1 - w * (1 - lambda)
+        lambda' = 1 - w * (1 - lambda)             w is `trust.within`
 
-    A value that says nothing new must not stand in for the reward.
+    A smaller lambda lets later values stand in for the reward, and without trust they say nothing.
 
     >>> trusted_lambda(0.5, trust=Trust(within=0.5))
     0.75
@@ -125,8 +128,9 @@ def final_surprise(
     received: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> Float[Tensor, " B"]:
-    """Return the reward from a response's last True token on, less the value before that token.
+    """Return by how much a response's reward exceeds what is expected before its last True token.
 
+    Expected are the rewards received before that token, and the value of the state before it.
     Units: those of the reward. A row without a True token has 0.
 
     >>> v, mask = torch.tensor([[0.5, 0.9]]), torch.ones(1, 2, dtype=torch.bool)
@@ -151,12 +155,15 @@ def batch_evidence(
     token_weights: Float[Tensor, "B T"] | None = None,
     reduce: Reduce = identity,
 ) -> Evidence:
-    """Sum over a batch the evidence of how well its values predict its rewards.
+    """Return the evidence in a batch of how well the critic's values predict its rewards.
 
-    The features and y are centered by their means over the True tokens of all ranks. The sums are
-    made prompt by prompt, because responses to one prompt are not independent.
+    The least squares of `earned_trust` need sums of products of the features and of y = R - B, all
+    centered by their means over the True tokens of all ranks. They are summed prompt by prompt,
+    because responses to one prompt are not independent.
 
-    rewards: the sum of each response's rewards. mask: the tokens whose values count.
+    rewards: R, the sum of each response's rewards. mask: the tokens whose values count.
+    other_mean: B, the mean reward of the other responses to the prompt.
+    received: a response's rewards before each token.
     token_weights: how much each of these tokens counts in sums and means over tokens. None: 1.
     trusted: the mixture by the trust so far (`trusted_values`). Its errors before the first and the
     last token say how much uncertainty is gone at the end.
@@ -201,14 +208,14 @@ def batch_evidence(
 
 
 def no_evidence() -> Evidence:
-    """Return the evidence before any batch: zeros."""
+    """Return the evidence of a run before its first batch: all sums are 0."""
     size = len(_COLUMNS)
     zeros = torch.zeros(size, size, dtype=torch.double)
     return Evidence(zeros[0].clone(), zeros)
 
 
 def later_evidence(earlier: Evidence, batch: Evidence, *, decay: float) -> Evidence:
-    """Add a batch to the evidence of earlier ones, which counts `decay` times as much as before.
+    """Return a batch's evidence plus the earlier evidence, which counts `decay` times as before.
 
         sums <- decay * sums + sums of the batch;    products <- decay^2 * products + the batch's
 
@@ -221,13 +228,15 @@ def later_evidence(earlier: Evidence, batch: Evidence, *, decay: float) -> Evide
 
 
 def earned_trust(evidence: Evidence) -> Trust:
-    """Fit the weights and levels to the evidence, and shrink each by its own uncertainty.
+    """Return the trust that the evidence supports: each number is fitted, and shrunk if uncertain.
 
-        weights: least squares of y on first, within and B, in [0, 1]
-        levels:  the mean over tokens of V - R, and over responses of V_1 - R
-        end:     1 - sum (R - U before the last token)^2 / sum (R - U before the first)^2
+        first, within: least squares of R - B on V_1 - B, V_t + r_<t - V_1 and B, in [0, 1]
+        levels:        the mean over tokens of V_t + r_<t - R, and over responses of V_1 - R
+        end:           1 - sum (R - U before the last token)^2 / sum (R - U before the first)^2
         each is then multiplied by max(0, 1 - (its standard error / it)^2)
 
+    R is a response's reward, B the mean reward of the other responses, V_t the critic's value, r_<t
+    the rewards received before token t, and U the mixture of `trusted_values`.
     The standard errors take prompts as independent (sandwich), but not the tokens of a prompt. A
     number that is no larger than its standard error becomes 0. Fewer than three prompts earn no
     trust.
@@ -247,25 +256,27 @@ def earned_trust(evidence: Evidence) -> Trust:
 
 
 def _shrunk_weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
-    """Fit the weights of the first value and of the change within a response, and shrink them.
+    """Return `Trust.first` and `Trust.within`: least-squares weights, shrunk by their uncertainty.
 
-    The others' mean is a third feature, whose fitted weight is not used. A mean of few rewards is
-    noisy, so its best weight is below 1. Without that feature any other number, even noise, would
-    seem to predict the difference.
+    `sums` are the evidence's sums by name. The mean reward of the other responses is a third
+    feature, whose fitted weight is not used. A mean of few rewards is noisy, so its best weight is
+    below 1. Without that feature any other number, even noise, would seem to predict the
+    difference.
     """
-    cells = [
-        (f"{name}_y", *(_product_column(name, other_name) for other_name in _FEATURES))
+    equations = [
+        (f"{name}_y", [_product_column(name, other_name) for other_name in _FEATURES])
         for name in _FEATURES
     ]
-    matrix = torch.tensor([[sums[cell] for cell in row[1:]] for row in cells], dtype=torch.double)
-    target = torch.tensor([sums[row[0]] for row in cells], dtype=torch.double)
+    matrix = torch.tensor([[sums[x] for x in row] for _, row in equations], dtype=torch.double)
+    target = torch.tensor([sums[column] for column, _ in equations], dtype=torch.double)
     inverse = inverse_without_collinear(matrix)
     free = inverse @ target
-    scores = torch.zeros(len(cells), len(_COLUMNS), dtype=torch.double)
-    for score, row in zip(scores, cells, strict=True):  # y less the fit, times the feature
-        score[_COLUMNS.index(row[0])] = 1.0
-        for cell, weight in zip(row[1:], free.tolist(), strict=True):
-            score[_COLUMNS.index(cell)] -= weight
+    scores = torch.zeros(len(equations), len(_COLUMNS), dtype=torch.double)
+    # each score is the sum over tokens of y less the fit, times a feature
+    for score, (target_column, columns) in zip(scores, equations, strict=True):
+        score[_COLUMNS.index(target_column)] = 1.0
+        for column, weight in zip(columns, free.tolist(), strict=True):
+            score[_COLUMNS.index(column)] -= weight
     meat = scores @ evidence.products.cpu() @ scores.T
     variances = (inverse @ meat @ inverse).diagonal() * _small_sample_factor(sums)
     first, within = two_weights_from_0_to_1(matrix, target)
@@ -276,7 +287,7 @@ def _shrunk_weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, 
 
 
 def _product_column(feature: str, other_feature: str) -> str:
-    """Return the name of the column with the product of two features."""
+    """Return the name in `_COLUMNS` of the product of two features."""
     return "_".join(sorted((feature, other_feature), key=_FEATURES.index))
 
 
@@ -286,13 +297,16 @@ def _shrunk(number: float, variance: float, estimate: float) -> float:
 
 
 def _shrunk_ratio(evidence: Evidence, numerator: str, denominator: str) -> float:
-    """Return a ratio of two sums over prompts, shrunk by its standard error."""
+    """Return the ratio of two of the evidence's sums, by their names, shrunk by its uncertainty."""
     ratio, variance = _ratio(evidence, numerator, denominator)
     return _shrunk(ratio, variance, abs(ratio))
 
 
 def _ratio(evidence: Evidence, numerator: str, denominator: str) -> tuple[float, float]:
-    """Return a ratio of two sums over prompts and its variance (delta method); 1, 0 for x / 0."""
+    """Return the ratio of two of the evidence's sums, by their names, and the ratio's variance.
+
+    The variance is by the delta method. If the denominator is not above 0, the result is (1, 0).
+    """
     sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
     if sums[denominator] <= 0:
         return 1.0, 0.0

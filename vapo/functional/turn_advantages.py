@@ -38,8 +38,10 @@ def decoupled_turn_gae(
     decoupled lambdas as `decoupled_gae` (VAPO 4.1), with its Monte-Carlo targets at
     lambda_critic = 1.
     Units: those of the reward; gamma and the lambdas are per turn.
-    Padding: as `decoupled_gae`; values at other tokens than a turn's first may hold anything.
-    Raises: ValueError as `turn_numbers`, and when gamma or a lambda is outside [0, 1].
+    Padding: both results are 0 on tokens that were not sampled. They may hold anything, and so may
+    the values of all tokens but a turn's first.
+    Raises: ValueError when gamma or a lambda is outside [0, 1], a turn starts on a token that was
+    not sampled, or a token was sampled before the first turn.
 
     >>> r, v = torch.tensor([[0.0, 0.5, 9.0, 1.0]]), torch.tensor([[0.25, 9.0, 9.0, 0.5]])
     >>> sampled = torch.tensor([[True, True, False, True]])
@@ -67,7 +69,7 @@ def decoupled_turn_gae(
 def turn_numbers(
     response_mask: Bool[Tensor, "B T"], turn_starts: Bool[Tensor, "B T"]
 ) -> Int[Tensor, "B T"]:
-    """Number each sampled token's turn in its row, from 0; other tokens have -1.
+    """Return for each sampled token the number of its turn in the row, from 0; else -1.
 
     Raises: ValueError where a turn starts on a token that was not sampled, or a token was sampled
     before the first turn.
@@ -93,7 +95,7 @@ def on_whole_turns(
     response_mask: Bool[Tensor, "B T"],
     turn_starts: Bool[Tensor, "B T"],
 ) -> Float[Tensor, "B T"]:
-    """Give every sampled token the entry of its turn's first token; 0 on other tokens.
+    """Return for every sampled token the entry of x at its turn's first token; else 0.
 
     >>> x = torch.tensor([[7.0, 2.0, 7.0, 3.0]])
     >>> sampled = torch.tensor([[False, True, True, True]])

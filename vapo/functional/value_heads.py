@@ -63,7 +63,7 @@ def categorical_centers(
 
 
 def probe_features(states: Float[Tensor, "n L H"]) -> Float[Tensor, "n L*H"]:
-    """Make the features of a head on another network's states: each layer's normed, side by side.
+    """Norm each layer's states and join the L layers to one row of features, for a value head.
 
         z_l = (h_l - mean(h_l)) / sqrt(var(h_l) + 1e-5)        z = [z_1, ..., z_L]
 
@@ -100,7 +100,8 @@ def hl_gauss_targets(
     a target outside [low, high]. As in public code it counts as the nearer end with `midpoint`, and
     keeps its own tail masses with `inclusive`.
     Padding: there is no mask here; a non-finite target gives a row of NaN.
-    Raises: ValueError as `categorical_centers`, or when sigma_ratio is not finite and above 0.
+    Raises: ValueError on a bad range, num_bins < 2 or an unknown support, or when sigma_ratio is
+    not finite and above 0.
     """
     if not 0 < sigma_ratio < math.inf:
         raise ValueError(f"sigma_ratio must be finite and above 0, got {sigma_ratio}")
@@ -128,7 +129,7 @@ def two_hot_targets(
     With two bins at the ends of the rewards' range it is the target of a Bernoulli value.
     Source: Le Critique (arXiv 2608.16739): two bins at 0 and 1. A target outside the centers:
     the sources differ (one code refuses it); here it counts as the nearer end.
-    Padding: as `hl_gauss_targets`.
+    Padding: there is no mask here; a non-finite target gives a row of NaN.
     Raises: ValueError when the centers are fewer than two, or not ascending.
 
     >>> two_hot_targets(torch.tensor([0.3]), torch.tensor([0.0, 1.0]))
@@ -162,9 +163,9 @@ def categorical_value(
 
 
 def bounded_bias(mean_reward: float | int, *, low: float | int, high: float | int) -> float:
-    """Return the bias with which a bounded head of weight 0 starts at the mean reward.
+    """Return the bias z with which a bounded head of weight 0 gives every state the mean reward p.
 
-        z = tan(pi * ((p - low) / (high - low) - 1/2))        a scalar head's is p itself
+        z = tan(pi * ((p - low) / (high - low) - 1/2))
 
     Source: the inverse of `bounded_value`; a head that starts at the mean reward is JustRL-II's.
     Raises: ValueError on a bad range, or when p is not strictly inside it.
@@ -178,7 +179,9 @@ def bounded_bias(mean_reward: float | int, *, low: float | int, high: float | in
 
 
 def categorical_bias(mean_reward: float | int, centers: Float[Tensor, " K"]) -> Float[Tensor, " K"]:
-    """Return the biases with which a categorical head of weight 0 starts at the mean reward.
+    """Return the biases with which a categorical head of weight 0 values all states at p.
+
+    p is the mean reward.
 
         b_k = beta * (c_k - (c_1 + c_K) / 2), beta such that sum_k softmax(b)_k * c_k = p
 
