@@ -14,15 +14,16 @@ from vapo.types import TrainingBatch
 def mask_by_spread(
     batch: TrainingBatch, *, agreement: float = 0.0, disagreement: float = 0.0
 ) -> tuple[TrainingBatch, dict[str, float]]:
-    """Mask tokens on which critics agree or disagree, and return the batch with its metrics.
+    """Mask tokens on which several critics agree or disagree, and return the batch and metrics.
 
-    From `policy_mask` the share `agreement` of its tokens is removed, those of the lowest spread.
-    From `entropy_mask` the share `disagreement` of the tokens of `loss_mask` is removed, those of
-    the highest spread: there a bonus would make the policy explore states that no critic can judge.
+    The spread is the standard deviation of the critics' values. From `policy_mask` the share
+    `agreement` of its tokens is removed, those of the lowest spread. From `entropy_mask` the share
+    `disagreement` of the tokens of `loss_mask` is removed, those of the highest spread: there an
+    entropy bonus would make the policy explore states that no critic can judge.
 
-    The policy mask must be final. Shares are of the whole rollout batch, which one process has (a
-    rule). Policy loss and bonus are means over the remaining tokens; all else keeps all tokens.
-    Nothing changes while the policy is not trained.
+    The policy mask must be final. Shares are of the whole rollout batch, which one process has (the
+    config's rules require that). Policy loss and entropy bonus are means over the remaining tokens;
+    all other losses keep all tokens. Nothing changes while the policy is not trained.
 
     Source: AsyPPO (arXiv 2510.01656).
     """
@@ -43,9 +44,11 @@ def mask_by_spread(
 def _without_lowest(
     batch: TrainingBatch, mask: Bool[Tensor, "B T"], share: float, *, sign: int = 1
 ) -> tuple[Bool[Tensor, "B T"], float]:
-    """Remove from a mask the share of its tokens of the lowest spread, or highest (`sign` -1).
+    """Remove the given share of a mask's tokens: those on which the critics' values differ least.
 
-    Returns: the mask, and the share that was removed; whole tokens round it.
+    With `sign` -1 those on which they differ most are removed.
+
+    Returns: the mask, and the share that was removed, which is rounded to whole tokens.
     """
     assert batch.value_spread is not None, "a rule: several critics"
     lowest = lowest_share_mask(sign * batch.value_spread, mask, share=share)

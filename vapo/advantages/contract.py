@@ -22,9 +22,11 @@ _KEY = "algorithm.estimator_function"
 
 
 class Estimate(NamedTuple):
-    """An estimator's result. Rows that are not `kept` (None: all are) carry no loss.
+    """What an advantage estimator returns, shipped or a user's.
 
-    A response's reward is the sum of its token rewards: the KL penalty is among them.
+    `value_targets` are None if no critic is trained. Rows that are not `kept` carry no loss; None:
+    all rows are kept. An estimator must take a response's reward as the sum of its token rewards,
+    because the KL penalty may be among them.
     """
 
     advantages: Float[Tensor, "B T"]
@@ -37,14 +39,14 @@ Estimator = Callable[[EvaluatedBatch, Float[Tensor, "B T"], Hyperparameters], Es
 
 
 def user_estimator(algorithm: AlgorithmConfig) -> Estimator:
-    """Import the user's function and wrap it, so that each result is checked by the contract.
+    """Return an estimator that calls the user's function and checks what it returns.
 
-    Its numbers outside the sampled tokens are dropped. If the batch has numbers that are not
-    finite, its result may have such, because the batch is then not trained on.
+    Numbers outside of the sampled tokens are set to 0. If the batch has numbers that are not
+    finite, the result may have such, too, because the batch is then not trained on.
 
     Raises:
         UserError: the function cannot be imported or does not take the arguments. Later, in a
-            call: it raises or breaks the contract.
+            call: the function raises, or its result is not a valid `Estimate` (`check_estimate`).
     """
     assert isinstance(algorithm, OwnEstimatorOptions)
     function = import_function(
@@ -76,13 +78,13 @@ def user_estimator(algorithm: AlgorithmConfig) -> Estimator:
 def check_estimate(
     estimate: Any, batch: EvaluatedBatch, token_rewards: Tensor, *, trains_critic: bool, name: str
 ) -> None:
-    """Check that an estimator's result fulfils the contract.
+    """Check that an estimator's result is an `Estimate` with tensors that can be trained on.
 
-    It must have value targets exactly if they train a critic, and finite numbers if the batch's
-    are finite. `name` is the key and the estimator, for the message.
+    It must have value targets exactly if they train a critic. Its tensors must have the right
+    shapes, dtypes and device, and finite numbers if the batch's are finite. `name` is the config
+    key with the estimator's name, for the error.
 
-    Raises:
-        UserError: it does not. The error says what is wrong.
+    Raises: UserError: the result is wrong; the error says in what.
     """
     if not isinstance(estimate, Estimate):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Put rewards on tokens, and compute values' and advantages' steps: tokens, or whole turns."""
+"""Put rewards on tokens, and compute advantages and returns over tokens or over whole turns."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from vapo.types import EvaluatedBatch, RolloutBatch, TrainingBatch
 def rewards_on_tokens(
     batch: EvaluatedBatch, algorithm: AlgorithmConfig, rewards: Float[Tensor, " B"] | None = None
 ) -> Float[Tensor, "B T"]:
-    """Put the rewards on their tokens, less the KL penalty if the config places it there.
+    """Return rewards of tokens: each response's reward on its last token, or turns' on theirs.
 
-    The batch has reference log-probs only while the policy is trained. Before that the policy is
-    the reference, and the penalty is 0.
+    If the config makes the KL penalty a part of the reward, each token's penalty is subtracted. The
+    batch has reference log-probs only while the policy is trained. Before that the policy is the
+    reference, and the penalty is 0.
 
     Args:
-        rewards: used instead of the batch's rewards.
+        rewards: the responses' rewards; None: those of the batch.
     """
     final = batch.rewards if rewards is None else rewards
     token_rewards = placed_rewards(batch, final)
@@ -50,7 +51,9 @@ def rewards_on_tokens(
 
 
 def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"]:
-    """Return the rewards of the value targets, with or without the overlong punishment.
+    """Return the rewards that the critic learns to predict.
+
+    `critic.reward` says whether they contain the punishment of overlong responses.
 
     Source: JustRL-II.
     """
@@ -60,16 +63,16 @@ def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"
 def bootstrap_truncated_rewards(
     batch: EvaluatedBatch, rewards: Float[Tensor, " B"], hyperparameters: Hyperparameters
 ) -> Float[Tensor, " B"]:
-    """Put the value of a truncated response's last state in the place of its reward.
+    """Return the responses' rewards, in which a value replaces the reward of a truncated response.
 
         r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
 
     Over turns, l is the last turn. The rewards of earlier turns stay. The last turn's own reward is
     dropped, whether the turn or the episode after it was cut: V(s_l) already predicts it.
 
-    Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. If it were
-    kept, the reward would count in addition to the value of the same future, and training on a
-    target V(s_l) + r would diverge.
+    Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. A reward
+    that was kept would count in addition to the value of the same future, and training on a target
+    V(s_l) + r would diverge.
     """
     last = last_column(value_token_mask(batch, hyperparameters))[:, None]
     last_values = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
@@ -81,12 +84,15 @@ def bootstrap_truncated_rewards(
 
 
 def value_token_mask(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[Tensor, "B T"]:
-    """Mark the tokens before which a value is used and learned: sampled ones, or turns' first."""
+    """Mark the tokens before which a value is used and learned.
+
+    These are all sampled tokens, or if GAE steps over turns the first token of each turn.
+    """
     return batch.turn_starts if hyperparameters.gae_over == "turns" else batch.response_mask
 
 
 def num_gae_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
-    """Count each response's steps of gamma and lambda: its sampled tokens, or its turns."""
+    """Count each response's steps of GAE: its sampled tokens, or its turns."""
     return value_token_mask(batch, hyperparameters).sum(dim=1)
 
 
@@ -103,8 +109,8 @@ def policy_lambda(
 def gae_lambdas(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B 1"]:
     """Return the lambda with which each response's advantages were made, in float64.
 
-    It is the config's lambda, which a trusted baseline may have raised. Before the policy is
-    trained there are no advantages, and it is the config's.
+    It is the config's lambda (`policy_lambda`), unless a trusted baseline has raised it. In value
+    pretraining there are no advantages, and the config's lambda is returned.
     """
     lambdas: float | Tensor | None = batch.policy_lambdas
     if lambdas is None:
@@ -122,7 +128,11 @@ def advantages_and_targets(
     lambda_policy: float | Float[Tensor, "B 1"],
     lambda_critic: float | Float[Tensor, "B 1"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Compute GAE over tokens or turns. Value targets of turns are on the turns' first tokens."""
+    """Return GAE's advantages and value targets, with a lambda for each.
+
+    `gae_over` says whether GAE steps over tokens or over turns. A turn's value target is on its
+    first token alone, and its advantage is on all of its tokens.
+    """
     columns = (token_rewards, values, batch.response_mask)
     numbers: dict[str, Any] = {
         "gamma": hyperparameters.gamma,
@@ -137,7 +147,7 @@ def advantages_and_targets(
 def achieved_returns(
     batch: RolloutBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:
-    """Return the Monte-Carlo return at each token with a value (`value_token_mask`), else 0."""
+    """Return the Monte-Carlo return at each token that has a value (`value_token_mask`), else 0."""
     if hyperparameters.gae_over == "tokens":
         gamma = hyperparameters.gamma
         return monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma)
@@ -151,7 +161,7 @@ def achieved_returns(
 def received_rewards(
     batch: RolloutBatch, token_rewards: Float[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """Sum a response's rewards before each sampled token, undiscounted; 0 on other tokens."""
+    """Return the undiscounted sum of a response's rewards before each sampled token; else 0."""
     to_come = monte_carlo_returns(token_rewards, batch.response_mask, gamma=1.0)
     return zero_outside(token_rewards.sum(dim=1, keepdim=True) - to_come, batch.response_mask)
 
@@ -159,7 +169,11 @@ def received_rewards(
 def spread_over_steps(
     x: Float[Tensor, "B T"], batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:
-    """Give every token its value or return. Over turns each token gets that of its turn."""
+    """Return values or returns x for every sampled token.
+
+    If GAE steps over turns, only a turn's first token has a number in x. All of the turn's tokens
+    get it.
+    """
     if hyperparameters.gae_over == "tokens":
         return x
     return on_whole_turns(x, batch.response_mask, batch.turn_starts)
@@ -171,9 +185,10 @@ def whitened(
     token_rewards: Float[Tensor, "B T"],
     config: FitConfig,
 ) -> Float[Tensor, "B T"]:
-    """Whiten the advantages over all ranks' counted tokens (`functional.advantages.whiten`).
+    """Return the advantages with mean 0 and variance 1 over the counted tokens of all ranks.
 
-    Their returns say how small a deviation is noise. Every rank must call this.
+    The floor of the config and the returns of `token_rewards` keep small advantages from becoming
+    large (`functional.advantages.whiten`). Every rank must call this.
     """
     hp, algorithm = resolve(config), config.algorithm
     return whiten(

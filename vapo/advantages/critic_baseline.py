@@ -30,11 +30,12 @@ from vapo.types import EvaluatedBatch
 
 
 class CriticBaseline:
-    """The baseline of a run, with what it has learned from earlier rollouts.
+    """Weighs the critic's advantages against those of a mean reward, as `algorithm.baseline` says.
 
-    `rho` is tether's weight of the critic, fitted on earlier policy iterations. The counts are over
-    those iterations. `metrics` describe the latest batch's advantages. A checkpoint has the state,
-    so that a resumed run continues with it.
+    A run has one. `rho` is the critic's weight in TETHER, fitted on earlier policy iterations.
+    `num_batches` counts those iterations, `num_fits` those with a fit, and `num_critic` those in
+    which EVPO used the critic. `metrics` describe the latest batch's advantages. A checkpoint has
+    the state, so that a resumed run continues with it.
     """
 
     def __init__(self, config: BaselineConfig) -> None:
@@ -64,10 +65,14 @@ class CriticBaseline:
     ) -> Float[Tensor, "B T"]:
         """Return the advantages to train the policy on, unwhitened. Every rank must call this.
 
+        They are the critic's, those against a mean reward, or a mixture, by the config.
+
         Args:
             advantages: the critic's advantages (GAE).
             token_rewards: the policy's rewards. Their sum is compared with other responses' sums.
-            value_rewards: the critic's rewards. Their returns say how good the values are.
+            value_rewards: the rewards that the critic learns to predict. EVPO measures with their
+                returns how good the values are.
+            gamma: the discount of those returns.
         """
         config, mask = self.config, batch.response_mask
         rewards = token_rewards.sum(dim=1)
@@ -93,9 +98,10 @@ class CriticBaseline:
         rewards: Float[Tensor, " B"],
         config: Tether,
     ) -> Float[Tensor, "B T"]:
-        """Mix the critic's advantages with a baseline's by a weight from earlier rollouts (TETHER).
+        """Return TETHER's advantages: the critic's, mixed with those against a mean reward.
 
-        Then the weight is fitted on this batch for later ones.
+        It is the mean reward of the prompt's other responses. The critic's weight `rho` comes from
+        earlier rollouts. Then this batch updates it for later ones.
         """
         others_mean = mean_of_others(rewards, group_size=batch.group_size)
         columns = (batch.values, others_mean[:, None], advantages)
@@ -123,7 +129,10 @@ class CriticBaseline:
         returns: Float[Tensor, "B T"],
         config: Evpo,
     ) -> Float[Tensor, "B T"]:
-        """Return the critic's advantages if it explains enough of the returns, else a mean's."""
+        """Return EVPO's advantages: the critic's, if its values explain enough of the returns.
+
+        Otherwise they are those against the mean reward of the batch, or of the group.
+        """
         values, mask = batch.values, batch.counted_mask
         predictions, outcomes = values[mask], returns[mask]
         if config.level == "response":

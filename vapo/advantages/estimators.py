@@ -51,7 +51,10 @@ from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
 def gae_estimate(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by GAE (PPO, VC-PPO, VAPO), the only shipped estimator that trains a critic."""
+    """Return GAE's advantages and value targets from the critic's values (PPO, VC-PPO, VAPO).
+
+    This is the only shipped estimator that trains a critic.
+    """
     hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
     advantages, value_targets = advantages_and_targets(
         batch,
@@ -67,7 +70,10 @@ def gae_estimate(
 def reward_to_go(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by the reward to go (REINFORCE++). Whitening subtracts its baseline, the mean."""
+    """Return as advantages the sums of rewards from each token on (REINFORCE++).
+
+    Whitening later subtracts their mean, which is the baseline.
+    """
     gamma = hyperparameters.gamma
     return Estimate(monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma))
 
@@ -75,7 +81,7 @@ def reward_to_go(
 def greedy_baseline(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by the difference from the greedy response's reward (ReMax)."""
+    """Return as advantages rewards less the reward of the prompt's greedy response (ReMax)."""
     assert batch.baseline_rewards is not None
     return on_every_token(
         batch, greedy_baseline_advantages(token_rewards.sum(dim=1), batch.baseline_rewards)
@@ -85,7 +91,7 @@ def greedy_baseline(
 def correct_only(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Give correct responses the advantage 1, and keep no others (RAFT)."""
+    """Return the advantage 1 for correct responses, and keep only these (RAFT)."""
     estimate = on_every_token(batch, correct_only_advantages(batch.is_correct))
     return estimate._replace(kept=batch.is_correct)
 
@@ -93,7 +99,11 @@ def correct_only(
 def vine(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by how each step changes the expected reward (VinePPO)."""
+    """Return as advantages by how much each step changes the expected reward (VinePPO).
+
+    A step is a part of a response. The expected rewards are `step_values`, which continuations have
+    measured.
+    """
     assert batch.step_values is not None
     assert batch.step_starts is not None
     return Estimate(
@@ -104,7 +114,10 @@ def vine(
 def gae_of_step_values(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by GAE with `step_values`, which no network computes: of milestones, or OPPO's."""
+    """Return GAE's advantages from `step_values`, the values of milestones or of OPPO.
+
+    No network computes these values, so there are no value targets.
+    """
     assert batch.step_values is not None
     columns = (token_rewards, batch.step_values, batch.response_mask)
     lambda_ = policy_lambda(batch, hyperparameters)
@@ -118,7 +131,7 @@ def optimal_token_baseline(
     *,
     alone: Literal["others_mean", "zero"] = "others_mean",
 ) -> Estimate:
-    """Estimate by the optimal token baseline (OTB, `optimal_token_advantages`).
+    """Return advantages against the optimal token baseline (OTB, `optimal_token_advantages`).
 
     `alone` is the baseline of a token where no other response of the group is as long.
     """
@@ -130,12 +143,15 @@ def optimal_token_baseline(
 
 
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
-    """Make each response's number the advantage of each of its tokens."""
+    """Return an estimate in which each response's number is the advantage of all of its tokens."""
     return Estimate(per_response[:, None] * batch.response_mask)
 
 
 def _group_estimator(advantages: Callable[..., Tensor]) -> Estimator:
-    """Make an estimator that compares the rewards of the responses to one prompt."""
+    """Return an estimator that compares the rewards of the responses to one prompt.
+
+    `advantages` turns the rewards [B] of groups into one advantage for each response.
+    """
 
     def estimate(
         batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
@@ -149,7 +165,10 @@ def _group_estimator(advantages: Callable[..., Tensor]) -> Estimator:
 def group_mean_whitened(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by REINFORCE++-baseline. Its variance is over all ranks, without fillers."""
+    """Return as advantages rewards less their group's mean, scaled to variance 1.
+
+    This is REINFORCE++-baseline. The variance is over the responses of all ranks except fillers.
+    """
     scored = whitened_group_mean_advantages(
         token_rewards.sum(dim=1),
         group_size=batch.group_size,
@@ -162,7 +181,7 @@ def group_mean_whitened(
 def group_relative_apart(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Estimate by GDPO: compare each verifier's rewards in their group, then sum them."""
+    """Return GDPO's advantages: normalize each verifier's rewards in their group, and sum them."""
     weights = hyperparameters.verifier_weights
     rewards = [[r.by_verifier[name]["reward"] for name in weights] for r in batch.rollouts]
     scored = group_relative_apart_advantages(
@@ -195,10 +214,9 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """Return the estimator that the config names.
+    """Return the advantage estimator that the config names.
 
-    Raises:
-        UserError: it is a function of the user that cannot be imported or called.
+    Raises: UserError: the config names a user's function that cannot be imported or called.
     """
     if algorithm.advantage_estimator == "function":
         return user_estimator(algorithm)
@@ -210,14 +228,15 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 def estimate_advantages(
     batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: Baseline | None = None
 ) -> TrainingBatch:
-    """Add token rewards to the batch, and the advantages and value targets of the phase.
+    """Return the batch with token rewards, and with the advantages and value targets of the phase.
 
-    In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, averaged
-    with those of continuations if the batch has some, and there are no advantages. Rows that an
+    In value pretraining there are no advantages, and the value targets are the Monte-Carlo returns
+    of the fixed policy, averaged with those of continuations if the batch has some. Rows that an
     estimator does not keep carry no loss. Every rank must call this.
 
     Args:
-        baseline: weighs the advantages of a critic and of POISE; None: they stay as they are.
+        baseline: changes the advantages that GAE or POISE's estimator has made, or replaces them;
+            None: they stay as they are.
     """
     hp, algorithm = resolve(config), config.algorithm
     if isinstance(algorithm, OppoOptions):
@@ -277,7 +296,13 @@ def estimate_advantages(
 def policy_and_critic_rewards(
     batch: EvaluatedBatch, config: FitConfig, *, bootstraps: bool = False
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Return the token rewards of advantages and of value targets; one tensor if they are alike."""
+    """Return the token rewards of which advantages are made, and those of value targets.
+
+    If they are equal, both are one tensor.
+
+    Args:
+        bootstraps: whether truncated responses get the value of their last state as reward.
+    """
     is_one = critic_is_punished(config) or not config.rewards.overlong.soft_punishment
     finals = (batch.rewards, critic_rewards(batch, config))
     if bootstraps:

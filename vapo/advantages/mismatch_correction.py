@@ -28,9 +28,10 @@ from vapo.types import EvaluatedBatch, TrainingBatch
 
 
 def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> TrainingBatch:
-    """Set the importance weights and the policy mask that the config describes.
+    """Return the batch with the importance weights and the policy mask that the config describes.
 
-    The batch's `loss_mask` must be final. Nothing changes while the policy is not trained.
+    They correct the policy's loss for the difference of the engine's policy from the trainer's. The
+    batch's `loss_mask` must be final. While the policy is not trained, the batch is unchanged.
     """
     if batch.old_logprobs is None:
         return batch
@@ -52,14 +53,17 @@ def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> Traini
 
 
 def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
-    """Compare engine and trainer over the sampled tokens of all ranks; empty without log-probs."""
+    """Return metrics of how far the log-probs of engine and trainer differ, over all ranks.
+
+    They are empty if the batch has no log-probs of the trainer.
+    """
     if batch.old_logprobs is None:
         return {}
     return gap_metrics(batch.rollout_logprobs, batch.old_logprobs, batch.response_mask)
 
 
 class EngineGaps:
-    """Compares the engine's log-probs with those that an iteration's updates compute.
+    """Collects log-probs of an iteration's updates, to compare them with the engine's.
 
     In the first optimizer step the trainer's log-probs are those from before the update. In a later
     step they also contain the effect of the earlier steps.
@@ -74,7 +78,12 @@ class EngineGaps:
         self._micro_batches.clear()
 
     def add(self, logprobs: Float[Tensor, "b T"], rows: TrainingBatch) -> None:
-        """Keep a micro-batch's log-probs together with the engine's."""
+        """Keep the trainer's log-probs of a micro-batch, and the engine's of the same tokens.
+
+        Args:
+            logprobs: the trainer's log-probs.
+            rows: the micro-batch, which has the engine's.
+        """
         mask = rows.response_mask
         tokens = torch.stack([rows.rollout_logprobs, logprobs.detach()])[:, mask]
         self._micro_batches.append((tokens.cpu(), mask.sum(dim=1).cpu()))
@@ -105,7 +114,10 @@ def gap_metrics(
     logprobs: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> dict[str, float]:
-    """Compute the metrics `rollout/logprob_gap_*` and `rollout/mismatch_*`."""
+    """Return metrics of how far the engine's and the trainer's log-probs differ, over all ranks.
+
+    Their names are `rollout/logprob_gap_*` and `rollout/mismatch_*`. Every rank must call this.
+    """
     gap = mismatch(
         rollout_logprobs, logprobs, mask, reduce=sum_over_ranks, reduce_max=max_over_ranks
     )
@@ -124,9 +136,10 @@ def gap_metrics(
 
 
 def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict[str, float]:
-    """Return metrics of how much loss the correction masks and weighs, over all ranks.
+    """Return metrics of how much of the loss the correction masks and weighs, over all ranks.
 
-    `rollout/effective_sample_share` is among them even without a correction.
+    `rollout/effective_sample_share` is among them even without a correction. They are empty if the
+    batch has no log-probs of the trainer. Every rank must call this.
     """
     if batch.old_logprobs is None:
         return {}
@@ -157,10 +170,12 @@ def effective_sample_share(
     *,
     level: Literal["token", "sequence"],
 ) -> float:
-    """Return the effective share of the n sampled tokens of all ranks: (sum w)^2 / (n sum w^2).
+    """Return which share of the n sampled tokens would be as informative if all weights were equal.
 
-    w are the importance weights, not truncated, at the level at which the correction weighs: each
-    token's own ratio, or the product of its response's.
+        (sum w)^2 / (n sum w^2)        over the tokens of all ranks
+
+    w are the importance weights, not truncated: each token's probability ratio of trainer and
+    engine, or with the level `sequence` the product over its response. nan if there is no token.
 
     Source: Kish 1965, the effective sample size.
     """

@@ -18,7 +18,10 @@ from vapo.types import EvaluatedBatch
 def with_success_values(
     batch: EvaluatedBatch, options: OppoConfig, rewards: RewardConfig
 ) -> EvaluatedBatch:
-    """Return the batch with OPPO's value of each state as `step_values`."""
+    """Return the batch with OPPO's value of each state as `step_values`.
+
+    Raises: ValueError: the batch lacks log-probs with or without the answer in the prompt.
+    """
     if batch.answer_logprobs is None or batch.old_logprobs is None:
         raise ValueError("OPPO reads log-probs with and without the answer, which this batch lacks")
     values = success_values(
@@ -36,10 +39,11 @@ def with_success_values(
 
 
 def success_metrics(batch: EvaluatedBatch) -> dict[str, float]:
-    """Measure how much the values explain of the rewards, and the evidence by kind of response.
+    """Return metrics of OPPO's values: how well they predict the rewards, and the mean evidence.
 
-    The evidence is averaged over right and over wrong responses. If there are none of a kind, its
-    key is missing. Every rank must call this.
+    The evidence of a response is by how much the answer in the prompt raises its log-prob. It is
+    averaged over right and over wrong responses. If there are no right, or no wrong ones, that
+    mean's key is missing. Every rank must call this.
     """
     values, mask = batch.step_values, batch.response_mask
     assert values is not None

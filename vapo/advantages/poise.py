@@ -23,10 +23,11 @@ from vapo.types import EvaluatedBatch
 
 
 class PoiseBaseline:
-    """Predicts baselines for rollouts by a regression on earlier rollouts.
+    """Predicts the expected rewards of POISE's baseline by a regression on earlier rollouts.
 
-    `features` [N, F] and `targets` [N] are those of the latest responses of all ranks, oldest
-    first: a response's `response_features`, and the mean reward of its prompt's other responses.
+    A run has one. `features` [N, F] and `targets` [N] are those of the latest responses of all
+    ranks, oldest first: a response's `response_features`, and the mean reward of its prompt's other
+    responses.
     The regression is fitted anew in each iteration, before the iteration's responses are added. So
     no response of an iteration is in the fit of its baselines. A checkpoint has both tensors, so
     that a resumed run fits the same.
@@ -43,7 +44,7 @@ class PoiseBaseline:
         return state | {"read": [self.config.layer, self.config.num_states]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
+        """Restore the regression's samples from a checkpoint.
 
         Raises: UserError: the checkpoint's features are of another layer or number of states.
         """
@@ -67,10 +68,12 @@ class PoiseBaseline:
         *,
         gamma: float,
     ) -> Float[Tensor, "B T"]:
-        """Return each reward less the mean of what the other responses' states predict.
+        """Return as advantage each response's reward less its baseline, on all of its tokens.
 
-        In the first iterations `advantages` are returned unchanged, which compare with the other
-        responses' mean reward. Every rank must call this.
+        The baseline is the mean over the prompt's other responses of the reward that the regression
+        predicts from their features. In the first iterations `advantages`, which compare with those
+        responses' mean reward, are returned unchanged. Then the batch's responses become samples of
+        the regression. Every rank must call this. `value_rewards` and `gamma` are not read.
         """
         size = batch.group_size
         rewards, features = token_rewards.sum(dim=1), response_features(batch)
@@ -90,7 +93,7 @@ class PoiseBaseline:
         return advantages
 
     def _predict(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
-        """Predict targets from features by a ridge regression on their principal components."""
+        """Predict rewards from features by a ridge regression on their principal components."""
         config, samples, rows = self.config, self.features.double(), features.double()
         channels = rows.shape[1] // 2
         parts = [
@@ -110,7 +113,7 @@ class PoiseBaseline:
         others_mean: Float[Tensor, " B"],
         batch: EvaluatedBatch,
     ) -> None:
-        """Add the responses to the samples of the regression.
+        """Add a batch's responses of all ranks to the regression's samples, and drop the oldest.
 
         Responses without loss are left out: fillers, filtered ones, failed episodes. So are those
         with numbers that are not finite, which a batch that is not trained on may have.
@@ -132,7 +135,10 @@ Baseline = CriticBaseline | TrustedBaseline | PoiseBaseline
 
 
 def baseline_of(algorithm: AlgorithmConfig) -> Baseline:
-    """Make the run's baseline, which weighs advantages by what it learned in earlier iterations."""
+    """Make the object that compares rewards with a baseline, as the config's algorithm says.
+
+    It learns from each iteration for later ones, so a run keeps one.
+    """
     if isinstance(algorithm, PoiseOptions):
         return PoiseBaseline(algorithm.poise)
     if isinstance(algorithm.baseline, Trusted):
@@ -141,10 +147,10 @@ def baseline_of(algorithm: AlgorithmConfig) -> Baseline:
 
 
 def response_features(batch: EvaluatedBatch) -> Float[Tensor, "B F"]:
-    """Return the features of each response.
+    """Return the features of each response, from which POISE predicts a reward.
 
-    They are the state of the last prompt token, the mean of the response's last states, and the
-    mean entropy of its tokens; 0 where a response has none. F is 2 H + 1.
+    They are the actor's state of the last prompt token, the mean of the response's last states, and
+    the mean entropy of its tokens; 0 where a response has none. F is 2 H + 1.
     """
     states, entropy = batch.actor_states, batch.old_entropy
     if states is None or entropy is None:

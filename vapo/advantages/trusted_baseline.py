@@ -37,7 +37,8 @@ from vapo.types import EvaluatedBatch
 
 
 class TrustedEstimate(NamedTuple):
-    """A batch's advantages, unwhitened, with the values and lambdas of which they were made."""
+    """What `TrustedBaseline.estimate` returns for a batch: advantages, which are not whitened, and
+    the values and lambdas of which they were made."""
 
     advantages: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"]
@@ -45,8 +46,9 @@ class TrustedEstimate(NamedTuple):
 
 
 class TrustedBaseline:
-    """How far a run trusts its critic, with the evidence of earlier rollouts for it.
+    """Makes advantages in which the critic's values count as far as earlier rollouts confirm them.
 
+    A run has one, with the evidence of its earlier rollouts.
     `trust` comes from earlier rollout batches, so that no response influences its own baseline. In
     the first batch the critic has no weight. The batches of value pretraining count as earlier
     ones. A checkpoint has the evidence, so that a resumed run continues with it.
@@ -151,7 +153,10 @@ class TrustedBaseline:
     def _without_critic(
         self, batch: EvaluatedBatch, rewards: Float[Tensor, " B"], others_mean: Float[Tensor, " B"]
     ) -> Float[Tensor, "B T"]:
-        """Put each response's reward less the others' mean on each of its tokens."""
+        """Return as advantage of each token its response's reward less the mean of the others'.
+
+        The others are the responses of which `others_mean` is the mean reward.
+        """
         per_response = rewards - others_mean
         if batch.group_size > 1:  # as the estimator leave_one_out rounds it
             per_response = leave_one_out_advantages(rewards, group_size=batch.group_size)
@@ -159,7 +164,10 @@ class TrustedBaseline:
 
 
 def _others_mean(batch: EvaluatedBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Return the mean reward of the prompt's other responses, or of the batch's if G is 1."""
+    """Return for each response the mean reward of its prompt's other responses.
+
+    With a group size of 1 it is that of the batch's other responses.
+    """
     if batch.group_size > 1:
         return mean_of_others(rewards, group_size=batch.group_size)
     return mean_of_batch_others(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)

@@ -23,14 +23,15 @@ from vapo.types import EvaluatedBatch, TrainingBatch
 
 
 def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBatch:
-    """Turn the outputs of a critic of residuals into values; those of other critics are values.
+    """Return the batch with values V in place of the outputs C of a critic of residuals.
 
         V_t = C_t + mean_{j != i} R_j - sum_{u < t} r_u        i: the response, j: of its group
 
-    C_t is the critic's output. r_u are the rewards that value targets add up, and R_j is the sum of
-    a response's. The offset depends on neither token t nor later ones, so V_t is a value like any
-    other. The critic learns R_i less the others' mean. With C = 0 and lambda 1 the advantage of
-    each token is leave-one-out's.
+    Such a critic (`critic.target: residual`) learns R_i less the mean of the other responses'. For
+    other critics the batch is unchanged, because their outputs are values. r_u are the rewards of
+    tokens that value targets add up, and R_j is their sum in a response. What is added to C_t
+    depends on neither token t nor later ones, so V_t is a value like any other. With C = 0 and
+    lambda 1 each token has the leave-one-out advantage.
 
     Source: NeMo-RL, in a branch of August 2026. Deviation: what a response has received already
     (the rewards of earlier turns, a KL penalty) is taken from its offset.
@@ -51,7 +52,10 @@ def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBat
 
 
 def predicted_targets(batch: TrainingBatch) -> Float[Tensor, "B T"]:
-    """Return the value targets without the offsets, which the critic's own outputs should equal."""
+    """Return what the critic's outputs should be: the value targets, less `value_offsets` if any.
+
+    A critic of residuals has such offsets (`with_value_offsets`).
+    """
     assert batch.value_targets is not None, "the estimator trains a critic"
     targets, offsets = batch.value_targets, batch.value_offsets
     return targets if offsets is None else targets - offsets
@@ -60,8 +64,10 @@ def predicted_targets(batch: TrainingBatch) -> Float[Tensor, "B T"]:
 def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
     """Return the weights of the responses in the value loss. Every rank must call this.
 
-    They depend on all rewards of the rollout batch, also those of truncated responses. They average
-    1 over the prompts that carry value loss, so that fillers of dynamic sampling change nothing.
+    They are 1, or if `critic.weights` says so smaller for prompts whose rewards vary more. The
+    weights depend on all rewards of the rollout batch, also those of truncated responses. They
+    average 1 over the prompts that carry value loss, so that fillers of dynamic sampling change
+    nothing.
     """
     if (
         config.critic.weights == "none" or batch.group_size == 1
@@ -91,11 +97,11 @@ def reward_range(config: FitConfig) -> tuple[float, float]:
 def pretraining_columns(
     batch: EvaluatedBatch, returns: Float[Tensor, "B T"], settings: ValuePretraining
 ) -> dict[str, Tensor]:
-    """Make the columns of the value loss in value pretraining.
+    """Return by name the columns of the value loss in value pretraining.
 
     They are the targets, and where prefixes were continued also the number of returns in each
-    target (`value_draws`) and the tokens that carry the loss. The numbers of returns are not scaled
-    to a mean of 1, as `value_weights` are, because the minibatch's denominator counts them.
+    target (`value_draws`) and the tokens that carry the loss. The minibatch's denominator counts
+    the returns, so their numbers are not scaled to a mean of 1.
     """
     if batch.measured_values is None or batch.measured_draws is None:
         return {"value_targets": returns}
@@ -109,7 +115,10 @@ def pretraining_columns(
 
 
 def anchor_token_mask(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]:
-    """Reduce the value mask to the anchor tokens, if the config has any (SP3O, policy phase)."""
+    """Return the mask of the tokens that carry value loss in the policy phase.
+
+    With `critic.anchors` (SP3O) only a few tokens of each response do, at fractions of its length.
+    """
     if not critic.anchors:
         return batch.value_mask
     is_anchor = anchor_mask(batch.response_mask, fractions=critic.anchors)
@@ -122,8 +131,8 @@ def anchor_token_mask(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tenso
 def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
     """Check before the update that the value targets are within the head's range, if it has one.
 
-    The config cannot be checked for this, because verifiers may give any rewards. All ranks must
-    call it.
+    The config cannot be checked for this, because verifiers may give any rewards. Every rank must
+    call this.
 
     Raises: UserError: on all ranks, naming the targets' range and the head's.
     """
