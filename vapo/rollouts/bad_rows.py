@@ -29,13 +29,13 @@ _MOST_LEFT_OUT = 0.5  # of all rollouts; if more are left out, none is trained o
 
 @dataclass(frozen=True)
 class CheckedBatch:
-    """A rollout batch without its bad rows, and how many of its rows each rank trains on.
+    """What `check_batch` returns: a rollout batch without the rows that cannot be trained on.
 
-    `rows` are the rows of the original batch that are left. `num_left_out` counts the removed
-    rows of all ranks, the other members of their groups included where the estimator compares
-    groups, and `reason` names what was bad. `num_failed` of them have no bad number: their
-    environment failed, or that of another member of their group. With a `fault` too many rows were
-    bad: the batch is unchanged, and none of it may be trained on.
+    Each rank trains on `num_rows` rows of it. `rows` are the numbers of the rows of the original
+    batch that are left. `num_left_out` counts the removed rows of all ranks, with whole groups if
+    the estimator compares groups, and `reason` names what was wrong. `num_failed` of them have no
+    bad number: their environment failed, or that of another row of their group. If `fault` is not
+    None, too many rows were bad: the batch is unchanged, and none of it may be trained on.
     """
 
     batch: EvaluatedBatch
@@ -48,20 +48,20 @@ class CheckedBatch:
 
     @property
     def whole_rows(self) -> list[int]:
-        """The rows of the original batch in whose groups no rollout was removed."""
+        """The numbers of the original batch's rows in whose groups no rollout was removed."""
         size = self.batch.group_size
         num_rows_by_group = Counter(row // size for row in self.rows)
         return [row for row in self.rows if num_rows_by_group[row // size] == size]
 
     def whole_groups(self, batch: Batch) -> Batch:
-        """Select a batch's rows in whose groups no rollout was removed (`whole_rows`).
+        """Return a batch without the groups of which `check_batch` has removed a rollout.
 
         Args:
-            batch: this batch, or what a later stage has made of it.
+            batch: the checked batch, or what a later stage has made of it.
         """
         whole = set(self.whole_rows)
-        places = [i for i, row in enumerate(self.rows) if row in whole]
-        return batch if len(places) == len(self.rows) else select_rows(batch, places)
+        indices = [i for i, row in enumerate(self.rows) if row in whole]
+        return batch if len(indices) == len(self.rows) else select_rows(batch, indices)
 
 
 def check_batch(
@@ -73,12 +73,17 @@ def check_batch(
     place: str,
     reads_entropies: bool = False,
 ) -> CheckedBatch:
-    """Remove and save the rows with a number that is not finite. Every rank must call this.
+    """Remove the rows of a batch that cannot be trained on. Every rank must call this.
 
-    Episodes whose environment failed are removed, too: what they would have earned is not known.
+    These are rows with a number that is not finite, which `records` saves, and episodes whose
+    environment failed, because what they would have earned is not known. All ranks train on the
+    same number of rows, in `num_minibatches` equal parts: `CheckedBatch.num_rows` is the largest
+    number that every rank has left and that splits evenly.
 
-    All ranks train on the same number of rows, in `num_minibatches` equal parts: where one rank
-    has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
+    Args:
+        by_group: whether the whole group of such a row is removed.
+        place: says in the saved records where in the run the batch was checked.
+        reads_entropies: whether the advantage estimator reads entropies, which must then be finite.
     """
     numbers = bad_inputs(batch, reads_entropies=reads_entropies)
     rows_by_problem = {f"{name} not finite": rows for name, rows in numbers.items()}
@@ -134,10 +139,9 @@ def _describe(
 class BadRollouts:
     """Saves removed rollouts in a run's folder, as `bad_rollouts/rank0.jsonl` for rank 0.
 
-    Each process saves at most `max_rollouts`, and at most 64 MiB.
-
-    JSON has no nan: a number that is not finite is written as the text "nan", "inf" or "-inf".
-    Nothing is written before `open`.
+    Each process has one. It saves at most `max_rollouts`, and at most 64 MiB. JSON has no nan: a
+    number that is not finite is written as the text "nan", "inf" or "-inf". Nothing is written
+    before `open`.
     """
 
     def __init__(self, max_rollouts: int) -> None:
@@ -145,7 +149,10 @@ class BadRollouts:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, rank: int) -> None:
-        """Let `save` write into the run's folder. Rollouts that are there count to the limits."""
+        """Let `save` write into the run's folder, to which its limits apply.
+
+        Rollouts that an earlier process has saved there count.
+        """
         self._path = run_dir / FOLDER / f"rank{rank}.jsonl"
         if self._path.exists():
             self._num_bytes_left -= self._path.stat().st_size
@@ -153,7 +160,10 @@ class BadRollouts:
                 self._num_left -= sum(1 for _ in file)
 
     def save(self, rollouts: Sequence[tuple[Rollout, Mapping[str, Any]]]) -> None:
-        """Save each rollout with its numbers, which may be tensors over its response tokens."""
+        """Append each rollout with its numbers by name, which may be tensors over its tokens.
+
+        Rollouts beyond the limits are left out, and so are all before `open`.
+        """
         if self._path is None or self._num_left <= 0 or not rollouts:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +180,7 @@ class BadRollouts:
                 self._num_left -= 1
 
     def describe(self) -> str:
-        """Return the folder of the saved rollouts as the end of a sentence; '' before `open`."""
+        """Return an error's end that names the folder of the saved rollouts; '' before `open`."""
         return "" if self._path is None else f"; rollouts: {self._path.parent}"
 
 

@@ -27,13 +27,15 @@ def make_rollout_batch(
     max_response_tokens: int,
     critic_truncated: Literal["as_policy", "train", "leave_out"] = "as_policy",
 ) -> RolloutBatch:
-    """Pad responses into tensors and add the overlong shaping to the verifier's rewards.
+    """Make the batch of judged rollouts: pad responses into tensors, and shape their rewards.
+
+    A reward is the verifiers' or the environment's, less the punishment of an overlong response if
+    the config has one.
 
     Args:
         critic_truncated: whether truncated responses carry value loss (`critic.truncated`).
 
-    Raises:
-        ValueError: a rollout without response tokens, or without a verdict.
+    Raises: ValueError: a rollout has no response token, or no verdict.
     """
     if any(rollout.is_correct is None for rollout in rollouts):
         raise ValueError("a rollout has no verdict")
@@ -78,7 +80,7 @@ def make_rollout_batch(
 
 
 def prompt_scores(groups: Iterable[Sequence[Rollout]]) -> tuple[PromptScore, ...]:
-    """Return the score of each group of judged responses to one prompt.
+    """Return for each group of responses to one prompt their number, and how many are correct.
 
     A response without a verdict counts as wrong, and so does an episode whose environment failed.
     """
@@ -93,9 +95,9 @@ def prompt_scores(groups: Iterable[Sequence[Rollout]]) -> tuple[PromptScore, ...
 
 
 def prompt_digest(prompt: Prompt) -> str:
-    """Return twelve hexadecimal digits that are equal in two runs for the same problem.
+    """Return twelve hexadecimal digits that identify a problem in all runs.
 
-    They digest the row itself, before any template, and the reference answer.
+    They are a digest of its row, before any template, and of its reference answer.
     """
     problem = json.dumps([prompt.columns, prompt.answer], default=str)
     return hashlib.blake2b(problem.encode("utf-8", "replace"), digest_size=6).hexdigest()
@@ -116,9 +118,10 @@ def _on_tokens(
 def turn_columns(
     rollouts: Sequence[Rollout], response_mask: Bool[Tensor, "B T"]
 ) -> dict[str, Tensor]:
-    """Return `turn_rewards`, each on its turn's last sampled token, and the mask `turn_starts`.
+    """Return the batch columns `turn_rewards` and `turn_starts`, both [B, T].
 
-    `turn_starts` marks the first sampled token of each turn.
+    `turn_rewards` has each turn's reward on its last sampled token, and `turn_starts` marks each
+    turn's first sampled token.
 
     Raises: ValueError: a turn has a reward, and no sampled token to put it on.
     """
@@ -136,9 +139,10 @@ def turn_columns(
 def source_metrics(
     batch: RolloutBatch, training: TrainingSet, *, iteration: int
 ) -> dict[str, float]:
-    """Compute the metrics `source_NAME/...` of every source of a mixture.
+    """Return metrics `source_NAME/...` for every source of a mixture of data sets, over all ranks.
 
-    Without a mixture there is only `rollout/curriculum_stage`, if the data has a curriculum.
+    Without a mixture there is only `rollout/curriculum_stage`, if the data has a curriculum. Every
+    rank must call this.
     """
     metrics: dict[str, float] = {}
     for source in training.sources:
@@ -170,9 +174,10 @@ def source_metrics(
 
 
 def verifier_metrics(batch: RolloutBatch, rewards: RewardConfig) -> dict[str, float]:
-    """Compute the metrics `verifier_NAME/...` of several verifiers. One verifier has none.
+    """Return metrics `verifier_NAME/...` for each of several verifiers, over all ranks.
 
-    A source of a mixture that has a verifier of its own is left out. Every rank must call this.
+    They are empty if the config has one verifier. The verdicts of a data source that has a verifier
+    of its own are left out. Every rank must call this.
     """
     if not isinstance(rewards, SeveralVerifiers):
         return {}
@@ -197,11 +202,12 @@ def verifier_metrics(batch: RolloutBatch, rewards: RewardConfig) -> dict[str, fl
 
 
 def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, float]:
-    """Compute by how many policy iterations the sampling weights are behind the actor's.
+    """Return metrics of how many policy iterations the weights that sampled tokens are behind.
 
-    The mean is over sampled tokens. A token has the age of the weights that sampled it if the
-    engine names them, else of the weights at its turn's request. If updates are not counted, the
-    age is 0: the actor's current weights sampled the token.
+    They are the largest and the mean age of the batch's sampled tokens over all ranks. A token has
+    the age of the weights that sampled it if the engine names them, else of the weights at its
+    turn's request. If updates are not counted, the age is 0: the actor's current weights sampled
+    the token.
 
     Args:
         policy_iterations: the number of policy iterations before this one.

@@ -42,7 +42,7 @@ Group = list[Rollout]
 
 
 def is_mixed(group: Group) -> bool:
-    """Whether a group has right and wrong verdicts; shaped rewards do not matter.
+    """Whether a group has both right and wrong verdicts; its rewards do not matter.
 
     A group with an episode whose environment failed is not trained on, and counts as not mixed.
     """
@@ -78,10 +78,10 @@ class GroupCollector:
         """True when all ranks' batches are complete, or no attempt is left."""
 
     def add(self, groups: list[Group]) -> None:
-        """Add an attempt's groups.
+        """Add the groups of an attempt, and set `groups`, `fillers` and `is_full` accordingly.
 
-        If several attempts are allowed, every rank must call this: all ranks go on as long as one
-        of them lacks groups.
+        If several attempts are allowed, every rank must call this: all ranks make another attempt
+        as long as one of them lacks groups.
         """
         self.sampled += groups
         self.attempts += 1
@@ -112,9 +112,10 @@ class GroupCollector:
 
 
 class RolloutCollection:
-    """Samples and scores rollouts. It has no state between calls: an iteration can be repeated.
+    """Samples and judges the rollouts of an iteration, and makes a batch of them. A run has one.
 
-    The rollouts are a function of (seed, iteration) and the sampler's weights.
+    The rollouts are a function of (seed, iteration) and the sampler's weights. There is no state
+    between calls, so an iteration can be repeated.
     """
 
     def __init__(
@@ -141,7 +142,10 @@ class RolloutCollection:
         return self.batch_of(collector, iteration)
 
     def group_collector(self, phase: Phase) -> GroupCollector:
-        """Return an empty collector for this rank's part of a batch that the phase trains on."""
+        """Return an empty collector of the groups that this rank adds to a batch of the phase.
+
+        Value pretraining keeps all prompts, so its collector takes the groups of one attempt.
+        """
         is_kept_whole = phase is Phase.VALUE_PRETRAINING
         max_attempts = 0 if is_kept_whole else self.config.algorithm.dynamic_sampling_attempts
         return GroupCollector(num_groups=self.num_groups, max_attempts=max_attempts)
@@ -154,9 +158,9 @@ class RolloutCollection:
     def batch_of(
         self, collector: GroupCollector, iteration: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """Make the batch of the collected groups, with its baselines, and the metrics of sampling.
+        """Make the batch of the collected groups, and return it with the metrics of sampling.
 
-        Every rank must call this.
+        It has the baselines that the advantage estimator needs. Every rank must call this.
         """
         batch = self._rollout_batch(
             [rollout for group in collector.groups for rollout in group],
@@ -175,10 +179,10 @@ class RolloutCollection:
         return batch, metrics | baseline_metrics
 
     def attempt_prompts(self, iteration: int, attempt: int) -> list[Prompt]:
-        """Return this rank's prompts of an attempt.
+        """Return this rank's prompts of an attempt, which is counted from 0 in each iteration.
 
-        Attempt 0 takes the prompts that every system takes in this iteration. Each later attempt
-        takes its prompts from another order of the data.
+        Attempt 0 takes the iteration's prompts, which depend on the run's seed alone. Each later
+        attempt takes its prompts from another order of the data.
         """
         seed = self.config.seed
         return group_sampling(
@@ -206,15 +210,19 @@ class RolloutCollection:
         return self.groups(rollouts, iteration, attempt)
 
     def groups(self, rollouts: list[Rollout], iteration: int, attempt: int) -> list[Group]:
-        """Cut an attempt's rollouts into groups, with shuffled verdicts if the config says so."""
+        """Cut an attempt's rollouts into groups, one for each prompt.
+
+        If `rewards.shuffle` is set, verdicts are first exchanged at random among the rollouts.
+        """
         rows = self._shuffled(rollouts, "shuffled verdicts", *_attempt_keys(iteration, attempt))
         size = self.hyperparameters.group_size
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def loop_ahead(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
-        """Open a loop that plays episodes ahead of the trainer.
+        """Return a context in which a loop plays episodes ahead of the trainer.
 
-        Each turn records what `version` returned when the turn was requested.
+        Each turn records what `version` returned, the number of the engine's weights, when the turn
+        was requested.
         """
         return self.player.loop(
             self.settings,
@@ -226,9 +234,10 @@ class RolloutCollection:
     def with_baselines(
         self, batch: RolloutBatch, settings: SamplingSettings, iteration: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """Add the baselines that the estimator needs to the batch. Return it with their metrics.
+        """Return the batch with the baselines that its advantage estimator needs, and metrics.
 
-        `settings` are those with which the batch was sampled. Every rank must call this.
+        These are rewards of greedy responses, or values of steps. `settings` are the ones with
+        which the batch was sampled. Every rank must call this.
         """
         algorithm, metrics = self.config.algorithm, {}
         if algorithm.needs_greedy_baseline:
@@ -249,11 +258,11 @@ class RolloutCollection:
         return batch, metrics
 
     def continuation_sampler(self, settings: SamplingSettings) -> ContinuationSampler:
-        """Return the sampler of continuations of responses that were sampled with `settings`."""
+        """Return an object that continues responses, which were sampled with these settings."""
         return ContinuationSampler(self.config, settings, self.player, self.progress.stage)
 
     def _greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
-        """Sample one greedy response to each prompt, and return their shaped rewards."""
+        """Sample one greedy response to each prompt, and return their rewards, one for each."""
         rollouts = sample_and_score(
             prompts,
             self.player,
@@ -266,7 +275,10 @@ class RolloutCollection:
         return self._rollout_batch(rows, group_size=1).rewards
 
     def _shuffled(self, rollouts: list[Rollout], *keys: str | int) -> list[Rollout]:
-        """Exchange the rollouts' verdicts at random if `rewards.shuffle` is set."""
+        """Return the rollouts; if `rewards.shuffle` is set, with verdicts exchanged at random.
+
+        `keys` and the run's seed determine the order.
+        """
         if not self.config.rewards.shuffle:
             return rollouts
         return with_shuffled_verdicts(rollouts, derive_seed(self.config.seed, *keys))
@@ -282,7 +294,7 @@ class RolloutCollection:
 
 
 def _attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
-    """Return the numbers from which the seeds of this rank's attempt are derived."""
+    """Return the numbers that tell the seeds of iterations, ranks and attempts apart."""
     return (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
 
 
@@ -295,7 +307,10 @@ def sample_and_score(
     settings: SamplingSettings,
     seed: int,
 ) -> list[Rollout]:
-    """Sample and judge `group_size` responses to each prompt. Groups are contiguous."""
+    """Sample and judge `group_size` responses to each prompt, and return them prompt by prompt.
+
+    `stage` reports the progress.
+    """
     total = len(prompts) * group_size
     with stage("rollout", total=total, unit="responses") as advance:
         return player.play(

@@ -1,4 +1,4 @@
-"""Samples continuations from the middle of responses, and measures the states' values by them."""
+"""Continues responses from their middle, and measures the values of states by what these earn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from vapo.types import Rollout, RolloutBatch
 
 @dataclass(frozen=True)
 class Place:
-    """The state of a row after `num_tokens` tokens of its response; 0: after the prompt."""
+    """A position in a batch: the state of a row after `num_tokens` tokens of its response.
+
+    With 0 tokens it is the state after the prompt.
+    """
 
     row: int
     num_tokens: int
@@ -37,10 +40,10 @@ class Place:
 
 @dataclass(frozen=True)
 class MeasuredState(Place):
-    """A state, and the return of each continuation that was sampled from it.
+    """A position in a batch, and the return of each continuation that was sampled from its state.
 
-    `num_places` requested places share this state, and so its continuations. The prompt alone, for
-    example, is a state of each response to it.
+    `num_places` requested positions share this state, and so its continuations. For example, the
+    responses to one prompt share the state after the prompt.
     """
 
     returns: tuple[float, ...]
@@ -63,17 +66,18 @@ class MeasuredState(Place):
 
     @property
     def num_draws(self) -> float:
-        """How many continuations count for one of the places that share this state.
+        """How many continuations count for one of the positions that share this state.
 
-        Over all places each continuation counts once.
+        Over all these positions each continuation counts once.
         """
         return len(self.returns) / self.num_places
 
 
 def group_by_state(rollouts: Sequence[Rollout], places: Sequence[Place]) -> list[list[Place]]:
-    """Group places by their state, which is all that a continuation depends on.
+    """Return lists of positions; those in one list share a state: prompt and tokens so far.
 
-    The source belongs to the state, as two sources may have prompts with the same id.
+    A continuation depends on the state alone. The data source belongs to the state, as two sources
+    may have prompts with the same id.
     """
     places_by_state: dict[Hashable, list[Place]] = defaultdict(list)
     for place in places:
@@ -86,10 +90,11 @@ def group_by_state(rollouts: Sequence[Rollout], places: Sequence[Place]) -> list
 
 @dataclass(frozen=True)
 class Continuations:
-    """K continued responses from each different state of some places.
+    """The result of `ContinuationSampler.sample`: K continued responses from each different state.
 
-    `states` has the places of each state. `batch` has the continued responses with their prefixes,
-    a group of K rows for each state. The engine sampled `num_sampled_tokens` of their tokens.
+    `states` has for each state the positions that share it. `batch` has the continued responses
+    from their beginnings on, a group of K rows for each state. The engine sampled
+    `num_sampled_tokens` of their tokens.
     """
 
     states: list[list[Place]]
@@ -105,11 +110,15 @@ class Continuations:
     def measured(
         self, rewards: Float[Tensor, " SK"], *, gamma: float
     ) -> dict[Place, MeasuredState]:
-        """Return the state at each place with its continuations' discounted returns. A return is
+        """Return for each position its state with the discounted returns of its continuations.
 
-            sum over later rewards of gamma^(sampled tokens from the next one to the reward's)
+            return = sum over later rewards of gamma^(sampled tokens from the next one to the
+                     reward's)
 
-        A state is left out if the environment of one of its continuations failed.
+        A position is left out if the environment of one of its continuations failed.
+
+        Args:
+            rewards: the rewards of the rows of `batch`.
         """
         placed = placed_rewards(self.batch, rewards.double())
         returns = monte_carlo_returns(placed, self.batch.response_mask, gamma=gamma)
@@ -130,10 +139,10 @@ class Continuations:
 
 @dataclass(frozen=True)
 class ContinuationSampler:
-    """Continues responses from given places, and judges the continued responses as a whole.
+    """Continues responses from given positions, and judges the continued responses as a whole.
 
-    A continuation may use what its prefix leaves of `settings.max_response_tokens`. The overlong
-    punishment is that of the training budget.
+    A continuation may use what its prefix leaves of `settings.max_response_tokens`. The punishment
+    of overlong responses is computed with the config's `rollouts.max_response_tokens`.
 
     Args:
         settings: the settings with which the responses were sampled.
@@ -153,13 +162,12 @@ class ContinuationSampler:
         num_continuations: int,
         seed: int,
     ) -> Continuations:
-        """Sample `num_continuations` responses on from each place, and judge them.
+        """Continue responses `num_continuations` times from each of the positions, and judge them.
 
-        Equal states are continued once. Every rank must call this, with its own places, as an
-        engine may gather the actor's shards.
+        Positions that share a state share its continuations. Every rank must call this, with its
+        own positions, as an engine may gather the actor's shards.
 
-        Raises:
-            ValueError: there is no place, or at one of them no token is left to sample.
+        Raises: ValueError: there is no position, or at one of them no token is left to sample.
         """
         if not places:
             raise ValueError("no places: a rank that has none would leave the others waiting")
@@ -193,7 +201,9 @@ class ContinuationSampler:
 
 
 def beginning_of(rollout: Rollout, num_tokens: int) -> Rollout:
-    """Return the rollout as it was after `num_tokens` tokens, with its last turn under way.
+    """Return a rollout as it was after `num_tokens` tokens of its response, to be continued.
+
+    Its last turn has not ended.
 
     Raises: ValueError: the rollout cannot be continued from there.
     """
@@ -206,9 +216,11 @@ def beginning_of(rollout: Rollout, num_tokens: int) -> Rollout:
 
 
 def check_replayed(rollouts: Sequence[Rollout]) -> None:
-    """Check that environments answered the turns before each place as they had the first time.
+    """Check that no continued rollout has failed because its environment had changed its answers.
 
-    Raises: UserError: an environment did not.
+    Before an episode is continued, its environment gets the turns so far again.
+
+    Raises: UserError: an environment answered them differently than the first time.
     """
     failed = [r for r in rollouts if r.is_lost and str(r.failure).startswith(REPLAY)]
     if failed:
@@ -222,13 +234,14 @@ def check_replayed(rollouts: Sequence[Rollout]) -> None:
 def with_step_values(
     batch: RolloutBatch, continuation_sampler: ContinuationSampler, *, seed: int
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """Add the value of each step's start to the batch. Return it with the continuations' metrics.
+    """Return the batch with `step_starts` and `step_values`, and metrics of the continuations.
 
-        V(s) = mean reward of K continuations from s, shaped as the batch's rewards are
+        V(s) = mean reward of K continuations from s
 
-    Responses are continued with the settings that sampled them. A response that carries no loss is
-    not continued: the value of its steps is its own reward, so that its advantages are 0. Every
-    rank must call this, with its own rows.
+    s is the state at the start of a step, a part of a response. The rewards include the punishment
+    of overlong responses as those of the batch do. A response that carries no loss is not
+    continued: the value of its steps is its own reward, so that its advantages are 0. Every rank
+    must call this, with its own rows.
 
     Source: VinePPO (arXiv 2410.01679). Metrics are over all ranks.
     """

@@ -29,7 +29,11 @@ _POLL_S = 0.2
 
 @dataclass
 class _PendingIteration:
-    """The groups of an iteration under way. The trainer reads them once `is_there` is set."""
+    """An iteration that the thread is sampling.
+
+    The trainer reads the groups in `collector` once `is_there` is set. An attempt has an episode
+    for each response to the prompts that are sampled at once.
+    """
 
     index: int
     collector: GroupCollector
@@ -42,12 +46,12 @@ class _PendingIteration:
 
 
 class ContinuousSampling:
-    """A thread that samples ahead, from a first iteration on until `cancel`.
+    """A thread that samples the rollouts of coming iterations, until `cancel`.
 
     The trainer's calls send commands, which the thread runs between two steps of the engine. An
     error in the thread is raised, as the same object, by the next call that waits for the thread.
-    A wait is shown as a stage of the run's progress, whose `poll` is called every 0.2 s and may
-    raise to end the wait.
+    A wait is shown as a stage of the run's progress, which is updated every 0.2 s and may raise to
+    end the wait.
 
     Args:
         phase: the phase that trains on the rollouts.
@@ -71,7 +75,11 @@ class ContinuousSampling:
     # ---- the trainer's side -------------------------------------------------------------------
 
     def allow(self, last: int, *, version: int) -> None:
-        """Let the thread sample up to the iteration `last`, now with weights of `version`."""
+        """Let the thread sample all iterations up to `last`.
+
+        `version` is the number of the weights that the engine has now; it is recorded with the
+        turns.
+        """
         self._version = version
         for index in range(self._next, last + 1):
             pending = _PendingIteration(index, self._collection.group_collector(self.phase))
@@ -81,13 +89,16 @@ class ContinuousSampling:
 
     @property
     def allowed(self) -> list[int]:
-        """The iterations that were allowed and have not been taken, in order."""
+        """The iterations that the thread may sample and that `take` has not returned, ascending."""
         return sorted(self._allowed)
 
     def take(self, iteration: int) -> tuple[GroupCollector, float]:
-        """Wait for an iteration's groups. Return them, once, with the seconds that they took.
+        """Wait for an iteration's groups, and return them with the seconds that sampling took.
 
-        Raises: what the thread or `poll` raised; KeyError: the iteration is not in `allowed`.
+        An iteration can be taken once.
+
+        Raises: an error of the thread or of the progress display; KeyError: the iteration is not in
+            `allowed`.
         """
         pending = self._allowed[iteration]
         total = pending.collector.num_groups * self._collection.hyperparameters.group_size
@@ -98,9 +109,9 @@ class ContinuousSampling:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the thread in the block, so that it uses neither engine nor scorer.
+        """Pause the thread inside the block, so that it uses neither engine nor scorer.
 
-        Raises: what the thread or `poll` raised.
+        Raises: an error of the thread or of the progress display.
         """
         if not self._goes_on.is_set():  # the thread is paused already
             yield
@@ -154,7 +165,10 @@ class ContinuousSampling:
             self._error = error
 
     def _run_commands(self, loop: EpisodeLoop) -> bool:
-        """Run all commands; wait for one while no episode is open. Return False at the end."""
+        """Run all waiting commands; while no episode is open, wait for one.
+
+        Returns: whether the thread goes on; False after `cancel`.
+        """
         while not loop.num_open or not self._commands.empty():
             command = self._commands.get()
             if command is None:
@@ -163,7 +177,7 @@ class ContinuousSampling:
         return True
 
     def _request_attempt(self, pending: _PendingIteration, loop: EpisodeLoop) -> None:
-        """Add the episodes of an iteration's next attempt to the loop."""
+        """Give the loop the episodes of an iteration's next attempt: one for each response."""
         collector = pending.collector
         prompts = self._collection.attempt_prompts(pending.index, collector.attempts)
         # An episode's random numbers are drawn by its key. No two episodes of a run have the same

@@ -22,7 +22,10 @@ from vapo.types import FinishReason, Prompt, Rollout
 
 
 class DemonstratedTurns:
-    """A `TurnStream` whose turns are the prompts' demonstrations, each with an end token."""
+    """A `TurnStream` that answers requests with the prompts' demonstrated turns, without sampling.
+
+    Each turn has an end token.
+    """
 
     def __init__(
         self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, ends: EndTokens
@@ -38,7 +41,7 @@ class DemonstratedTurns:
         self._requests.append(request)
 
     def step(self) -> list[SampledTurn]:
-        """See `TurnStream.step`. A turn that the demonstration does not have is empty."""
+        """Return a demonstrated turn for each open request; empty if there is no such turn."""
         requests, self._requests = self._requests, deque()
         return [self._turn(request) for request in requests]
 
@@ -70,14 +73,15 @@ def play_demonstrations(
     ends: EndTokens | None = None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Rollout]:
-    """Play each prompt's demonstration as an episode; its log-probs are 0.
+    """Play each prompt's demonstration in its environment, and return the rollouts in that order.
+
+    Their log-probs are 0.
 
     Args:
         ends: the policy's end tokens; None: those of its tokenizer alone.
 
-    Raises:
-        UserError: a demonstration has more or fewer turns than its episode, it does not fit into
-            the budgets, or the environment failed. The message names the row.
+    Raises: UserError: a demonstration has more or fewer turns than its episode, it does not fit
+        into the limits of tokens and turns, or the environment failed. The error names the row.
     """
     settings = SamplingSettings(max_response_tokens=config.rollouts.max_response_tokens)
     loop = EpisodeLoop(
@@ -105,7 +109,7 @@ def play_demonstrations(
 
 
 def _problem(rollout: Rollout) -> str | None:
-    """Return why a demonstration does not match its rollout; None if it does."""
+    """Return why a demonstration could not be played to its end; None if it was played."""
     num_turns, num_played = len(demonstrated_turns(rollout.prompt)), len(rollout.turns)
     length_text = f"the demonstration has {num_turns} turn{'s' * (num_turns > 1)}"
     if rollout.failure is not None:

@@ -40,16 +40,17 @@ Version = Callable[[], int | None]
 
 @dataclass
 class Episode:
-    """An episode under way. Its `key` is (prompt i, sample j).
+    """An episode that an `EpisodeLoop` plays. Its `key` is (prompt i, sample j).
 
+    `is_response` means that verifiers judge its only turn; otherwise an environment answers turns.
     `ids` are the tokens behind the prompt so far. Since the last whole turn `num_observed` tokens
-    were observed, and if a begun turn is continued it has `num_begun` sampled ones. `text` is the
-    text of the last turn. `end_ids` has the token that ended that turn; it is empty where the turn
-    was cut off. If an episode is continued, `replay` has the turns that its environment must be
-    told again. Each entry has the tokens of the observation that must come, the sampled token
-    before it (None at the start) and the policy's answer to it. The last answer is empty, as that
-    turn is under way. `verdict` is None until the episode ends. `keeps_special`: see
-    `sampled_text`.
+    were observed, and if an unfinished turn is continued it already has `num_begun` sampled tokens.
+    `text` is the text of the last turn. `end_ids` has the token that ended that turn; it is empty
+    where the turn was cut off. If an episode is continued, `replay` has the turns that its
+    environment must be told again. Each entry has the tokens of the observation that must come, the
+    sampled token before it (None at the start) and the policy's answer to it. The last answer is
+    empty, as that turn is not finished. `verdict` is None until the episode ends. `keeps_special`
+    says whether texts have special tokens.
     """
 
     prompt: Prompt
@@ -74,7 +75,7 @@ class Episode:
         return self.ids[-1] if self.turns else None
 
     def resume_from(self, start: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Begin this episode where the rollout `start` stands, whose last turn is under way."""
+        """Take over the tokens and turns of the rollout `start`, whose last turn is unfinished."""
         self.ids, self.logprobs = list(start.response_ids), list(start.rollout_logprobs)
         *self.turns, open_turn = start.turns
         self.num_observed, self.num_begun = open_turn.num_observed, open_turn.num_sampled
@@ -106,7 +107,7 @@ class Episode:
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
-        """Return the ended episode, without what was observed after its last turn."""
+        """Return the ended episode as a rollout, without what was observed after its last turn."""
         assert self.verdict is not None, "the episode has ended"
         ids = self.ids[: len(self.ids) - self.num_observed]
         is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
@@ -133,7 +134,7 @@ class Episode:
 
 @dataclass(eq=False, repr=False)
 class EpisodeLoop:
-    """Plays episodes; `step` returns those that have ended.
+    """Plays all episodes that `add` gives it at once; `step` returns the ones that have ended.
 
     An episode's tokens depend on the weights, its prompt, the settings, the seed and its key, and
     on what its environment answers. Other episodes do not matter (up to floating point).
@@ -160,16 +161,17 @@ class EpisodeLoop:
 
     @property
     def num_open(self) -> int:
-        """How many episodes were added and have not been returned."""
+        """How many episodes were added and have not been returned by `step`."""
         return len(self._waiting) + len(self._open) + len(self._ended_episodes)
 
     def add(self, prompt: Prompt, key: Key, *, start: Rollout | None = None) -> None:
-        """Play an episode as soon as there is room for one.
+        """Add an episode, which begins as soon as the environments have room for it.
 
         Args:
-            start: a rollout to continue, whose last turn is under way. In an environment that
-                turn has its observation alone (`begun_turns`). The environment is told the turns
-                before it again, and must answer as it did.
+            key: (prompt i, sample j), by which `step` returns the episode.
+            start: a rollout to continue, whose last turn is unfinished. In an environment that
+                turn has no sampled token yet (`begun_turns`). The environment gets the turns before
+                it again, and must answer as it did the first time.
         """
         is_response = self.environments.gives_verdicts
         episode = Episode(prompt, key, is_response, self.keeps_special)
@@ -178,7 +180,8 @@ class EpisodeLoop:
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
-        """Handle what has come from engine and environments, and return the episodes that ended."""
+        """Handle the turns and replies that have come, request the next ones, and return the
+        episodes that have ended since the last call."""
         self._begin()
         idle = self.stream.num_open == 0 and bool(self._open)
         for reply in self.environments.poll(_WAIT_S if idle else 0.0):
@@ -189,7 +192,7 @@ class EpisodeLoop:
         return ended_episodes
 
     def abandon(self) -> None:
-        """Drop all open episodes."""
+        """Drop all episodes that have not ended; the engine and the environments forget them."""
         self._waiting.clear()
         for key in self._open:
             self.stream.forget(key)
@@ -225,9 +228,9 @@ class EpisodeLoop:
             self._submit_turn(episode)
 
     def _add_reward(self, episode: Episode, reply: Reply) -> str | None:
-        """Add a reply's reward to that of the episode's last turn. Return what is wrong with it.
+        """Add the reward of an environment's reply to that of the episode's last turn.
 
-        None: nothing is wrong.
+        Returns: what is wrong with the reward; None if nothing is.
         """
         if episode.turns:
             episode.add_reward(reply.reward)
@@ -297,7 +300,10 @@ class EpisodeLoop:
         self._end(episode, FinishReason.LENGTH, Verdict(False, 0.0, failure=failure))
 
     def _end(self, episode: Episode, reason: FinishReason, verdict: Verdict | None = None) -> None:
-        """End an episode with a verdict, or with the one that its rewards give."""
+        """End an episode, so that `step` returns it, and free its environment.
+
+        Without a `verdict` it is correct if it finished with rewards above `correct_above`.
+        """
         if verdict is None:
             reward = sum(turn.reward for turn in episode.turns)
             is_correct = reason is FinishReason.STOP and reward > self.config.correct_above

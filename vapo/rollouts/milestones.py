@@ -27,7 +27,7 @@ from vapo.types import RolloutBatch
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return what each token adds to the text that a verifier reads.
+    """Return for each token the text that it adds to what a verifier reads.
 
     A token is decoded behind the one before it: some tokenizers leave out the space before a word
     where it is the first.
@@ -44,14 +44,17 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
 def milestones_of(
     texts: Iterable[str], *, kind: Literal["nth", "all"]
 ) -> dict[tuple[int, str, bytes], int]:
-    """Return the milestones of a response, each with the number of tokens that reach it.
+    """Return the milestones of a response by the number of tokens after which each is reached.
 
-    `texts` are the texts of the response's tokens. A milestone describes the numbers written so
-    far. There is one at the start, and one after each token with a digit. It is (how many numbers,
-    the last number, a digest). The digest is empty with `nth`; with `all` it is a hash of the
-    numbers before the last, so that each milestone takes the same room. Neighbouring digits are
-    one number. It may be spread over tokens: each of its beginnings that ends a token is a
-    milestone, too. No milestone occurs again after another.
+    A milestone describes the numbers that the response has written so far: (how many there are,
+    the last one, a digest). The digest is empty with `nth`; with `all` it is a hash of the numbers
+    before the last one, so that each milestone takes the same room. There is a milestone at the
+    start, and one after each token with a digit. Neighbouring digits are one number, which may be
+    spread over tokens: then there is a milestone after each of these. No milestone occurs again
+    after another.
+
+    Args:
+        texts: the texts of the response's tokens.
 
     >>> milestones_of(["3", "+", "1", "4"], kind="nth")
     {(0, '', b''): 0, (1, '3', b''): 1, (2, '1', b''): 3, (2, '14', b''): 4}
@@ -76,10 +79,14 @@ def milestones_of(
 def numbered_milestones(
     texts: Sequence[Sequence[str]], *, kind: Literal["nth", "all"]
 ) -> Int[Tensor, "G T"]:
-    """Return the index of the milestone before each token of a group's responses.
+    """Return for each token of a group's responses the index of the milestone before it.
 
-    It is 0 where there is no number yet. Equal milestones have equal indices. `texts` has all
-    tokens but the last. The index at padding has no meaning.
+    A milestone describes the numbers that a response has written so far (`milestones_of`). Equal
+    milestones have equal indices, and 0 means that there is no number yet. The index at padding has
+    no meaning.
+
+    Args:
+        texts: for each response the texts of all its tokens but the last.
     """
     numbers: dict[tuple[int, str, bytes], int] = {}
     milestone_numbers = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
@@ -92,12 +99,11 @@ def numbered_milestones(
 def with_milestone_values(
     batch: RolloutBatch, options: MilestonesConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """Add a value for each token to the batch, as `step_values`: that of its milestone.
+    """Return the batch with the values of milestones as `step_values`, and metrics over all ranks.
 
-    A milestone is a number that the response has written. Its value is estimated from the rewards
-    of the group's other responses that came to it.
-
-    Return the batch, and metrics over all ranks. Every rank must call this, with whole groups.
+    A milestone describes the numbers that a response has written so far. The value before a token
+    is estimated from the rewards of the group's other responses that reached the same milestone.
+    Every rank must call this, with whole groups.
     """
     mask, size = batch.response_mask, batch.group_size
     texts = [token_texts(rollout.response_ids[:-1], tokenizer) for rollout in batch.rollouts]

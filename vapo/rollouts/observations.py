@@ -25,17 +25,17 @@ _MARK = "vapo-observation-mark"
 
 
 class ObservationTokens:
-    """Makes the tokens of observations: by a template, or as the chat template's user message.
+    """Makes the tokens of what environments write, by a template or as a chat's user message.
 
     With a chat template the text between two turns is whatever the template writes between an
     assistant's message and the next one's beginning. The end token with which the turn was sampled
     is not repeated. Characters that the tokenizer has no token for are left out; a warning says
-    which, the first time that they come. The text of a special token, as of a turn marker, is
-    spelled in letters, so that no observation ends its message or opens the policy's turn; the
-    template's own are tokens. A warning says so, the first time.
+    which, the first time that they come. If an observation has the text of a special token, as of a
+    turn marker, it is spelled in letters, so that no observation ends its message or opens the
+    policy's turn. A warning says so, the first time. Special tokens of the template stay tokens.
 
-    Raises: UserError: the template has no place for the observation, or the chat template writes
-        none.
+    Raises: UserError: the template does not contain {observation}, or the chat template does not
+        write every message.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: FitConfig) -> None:
@@ -58,7 +58,9 @@ class ObservationTokens:
             self._prefix, _, self._suffix = frame.partition("{observation}")
 
     def __call__(self, observation: str, *, last_id: int | None) -> tuple[int, ...]:
-        """Return the tokens. A long observation is cut to its beginning, inside its template.
+        """Return the tokens of an observation inside of its template.
+
+        A long observation is cut to its beginning; the template stays whole.
 
         Args:
             last_id: the last token that was sampled; None: the policy has not had a turn yet.
@@ -84,7 +86,7 @@ class ObservationTokens:
         return whole
 
     def _warn_of_dropped(self, text: str) -> None:
-        """Warn of characters that have not come before and that the policy will not read."""
+        """Warn of characters that the tokenizer has no token for, the first time that they come."""
         if self._checked_characters.issuperset(text):
             return
         plain_text = self._special.sub("", text)
@@ -104,12 +106,15 @@ class ObservationTokens:
 
 
 def chat_frame(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a chat template writes before and after a user's message that follows a turn.
+    """Return what a chat template writes before and after a user's message in a conversation.
+
+    The text before begins behind the assistant's last message; the text after opens the assistant's
+    next one.
 
     Args:
         arguments: further variables of the template (`data.chat_template_kwargs`).
 
-    Raises: UserError: the template refuses such a conversation, or does not write the message.
+    Raises: UserError: the template refuses such a conversation, or does not write every message.
     """
     assistant_text, user_text = f"{_MARK}said", f"{_MARK}asked"
     messages: list[Any] = [

@@ -16,7 +16,8 @@ from vapo.types import Prompt, Rollout
 
 
 class RolloutRunner:
-    """Plays rollouts with a sampler's engine and the verifiers or environments of a scorer.
+    """Plays rollouts: a sampler's engine samples turns, and a scorer's verifiers or environments
+    answer them.
 
     The caller closes sampler and scorer.
 
@@ -49,10 +50,10 @@ class RolloutRunner:
         advance: Callable[[int], None] = lambda n: None,
         first: int = 0,
     ) -> list[Rollout]:
-        """Play `group_size` rollouts of each prompt, or continue each begun rollout.
+        """Play `group_size` rollouts of each prompt, or continue each rollout that often.
 
-        Groups are contiguous, in the order of `starting_points`. The last turn of a begun rollout
-        is under way. An episode's environment is told the turns before it again.
+        Groups are contiguous, in the order of `starting_points`. A rollout that is continued has an
+        unfinished last turn; its environment gets the turns before that one again.
 
         The tokens of (prompt i, sample j) depend on the weights, the prompt, `settings`, what the
         environment answers and (seed, first + i, j) only, not on how rows are batched (up to
@@ -73,9 +74,9 @@ class RolloutRunner:
         return self.rollouts([episodes_by_key[key] for key in rows])
 
     def rollouts(self, episodes: Sequence[Episode]) -> list[Rollout]:
-        """Return the rollouts of a batch's ended episodes, row by row.
+        """Return the rollouts of ended episodes, in the same order.
 
-        Raises: UserError: none has a verdict.
+        Raises: UserError: no rollout has a verdict.
         """
         rollouts = [episode.rollout(self.tokenizer) for episode in episodes]
         self.scorer.check(rollouts)
@@ -90,7 +91,8 @@ class RolloutRunner:
         num_responses: int | None = None,
         version: Version = lambda: None,
     ) -> Iterator[EpisodeLoop]:
-        """Open a loop over the engine. Its open episodes are dropped at the end.
+        """Yield a loop that plays episodes with the engine. At the end of the block it drops the
+        episodes that have not ended.
 
         Args:
             num_responses: the responses of a batch. With it the loop has environments of its own,
@@ -125,10 +127,10 @@ def enqueue_episodes(
     group_size: int,
     first: int = 0,
 ) -> list[Key]:
-    """Add `group_size` episodes of each prompt, or from each begun rollout, to a loop.
+    """Add `group_size` episodes for each prompt, or each rollout to be continued, to a loop.
 
-    Returns the key (first + i, j) of each row. Groups are contiguous, in the order of
-    `starting_points`.
+    Returns: the episodes' keys (first + i, j) for the j-th episode of the i-th starting point, in
+        the order of `starting_points`.
     """
     if group_size < 1:
         raise ValueError("group_size must be at least 1")

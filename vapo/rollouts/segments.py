@@ -1,4 +1,4 @@
-"""Parts of a response: its steps, the places where it can be continued, its turns as text."""
+"""Parts of a response: its steps, the positions where it can be continued, its turns as text."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _TIMEOUT_S = 1.0
 def step_starts(
     rollout: Rollout, segments: SegmentsConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Return the number of tokens before each step, ascending. A response's first is 0.
+    """Return for each step of a rollout the number of tokens before it, ascending.
 
+    The config's `segments` say how a response is cut into steps, of which the first starts at 0.
     The steps of an episode are its turns: a turn begins at its first sampled token, after what the
-    environment wrote before it.
-
-    No step begins behind the last token. A pattern that takes longer than a second has no match.
-    If there are more than `max_segments` steps, the first and evenly spread others are kept, and
-    the rest belong to the steps before them.
+    environment wrote before it. No step begins behind the last token. A pattern whose search takes
+    longer than a second has no match. If there are more than `max_segments` steps, some are joined
+    to the step before them, so that the starts that are left are evenly spread.
     """
     starts = turn_starts(rollout)
     if len(open_places(rollout)) > len(starts):  # it can be continued inside its turn, too
@@ -38,7 +37,7 @@ def step_starts(
 
 
 def turn_starts(rollout: Rollout) -> list[int]:
-    """Return the number of tokens before each turn's first sampled one, observed ones included."""
+    """Return for each turn the number of tokens of the response before its first sampled token."""
     return [span.first for span in rollout.turn_spans if span.end > span.first]
 
 
@@ -52,7 +51,9 @@ def open_places(rollout: Rollout) -> Sequence[int]:
 
 
 def begun_turns(rollout: Rollout, num_tokens: int) -> tuple[Turn, ...]:
-    """Return the turns as they were after `num_tokens` tokens; the last is under way, reward 0.
+    """Return the turns of a rollout as they were after `num_tokens` tokens of its response.
+
+    The last of them is unfinished, and has no reward.
 
     Raises: ValueError: the rollout cannot be continued from there.
     """
@@ -86,7 +87,9 @@ def _boundaries(
 
 
 def _ends(pattern: str, text: str) -> list[int]:
-    """Return where the pattern's matches end; none if the search takes longer than a second.
+    """Return the positions in the text at which the pattern's matches end.
+
+    If the search takes longer than a second, there are none.
 
     The text is a policy's, and a pattern that backtracks may take for ever on some texts.
     """
@@ -106,10 +109,10 @@ def _spread(numbers: Sequence[int], max_count: int) -> list[int]:
 def token_counts_at(
     characters: Sequence[int], rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Return for each number in `characters` how many tokens from the response's start it takes.
+    """Turn numbers of characters into numbers of tokens, both from the response's start.
 
-    These are the fewest tokens whose text has at least that many characters, or all tokens if the
-    whole text is shorter. The numbers must ascend.
+    The result has for each number in `characters` the fewest tokens whose text has at least that
+    many characters, or all tokens if the whole text is shorter. The numbers must ascend.
 
     The text of a token depends on those before it. So the beginning of the response is decoded
     about log2(length) times for each number.
@@ -133,7 +136,7 @@ def with_response(
     *,
     keeps_special: bool = True,
 ) -> Rollout:
-    """Return the rollout with other response tokens and log-probabilities, and no verdict yet."""
+    """Return the rollout with another response of one turn, without a verdict."""
     end_ids = response_ids[-1:] if finish_reason is FinishReason.STOP else ()
     return replace(
         rollout,
@@ -150,7 +153,11 @@ def with_response(
 
 
 class TurnText(NamedTuple):
-    """What the environment wrote, special tokens included, and what the policy answered."""
+    """One turn of a rollout as text.
+
+    `observed` is what the environment wrote before the policy's answer `sampled`, special tokens
+    included.
+    """
 
     observed: str
     sampled: str
@@ -158,7 +165,10 @@ class TurnText(NamedTuple):
 
 
 def shows_turns(rollout: Rollout) -> bool:
-    """Whether a rollout is shown turn by turn. A response is one text, judged as a whole."""
+    """Whether a rollout is shown turn by turn: one with an environment is.
+
+    Any other is a single response.
+    """
     return rollout.in_environment
 
 
@@ -169,11 +179,11 @@ def turn_texts(
     *,
     keeps_special: bool = True,
 ) -> list[TurnText]:
-    """Return the texts of the turns. Each is decoded by itself, without end tokens behind it.
+    """Return the text of each turn, decoded by itself, without an end token behind it.
 
     Args:
         end_ids: the end tokens that are left out.
-        keeps_special: whether the policy's texts have special tokens, as those that were judged.
+        keeps_special: whether the policy's texts have special tokens, as the judged texts may.
     """
     ids = rollout.response_ids
     return [
@@ -193,7 +203,11 @@ def shown_turns(
     *,
     keeps_special: bool = True,
 ) -> str:
-    """Return an episode as one text: a line above each part of a turn says who wrote it."""
+    """Return an episode's turns as one text, with lines that say who wrote what follows.
+
+    `end_ids` are the end tokens that are left out. `keeps_special` says whether the policy's texts
+    have special tokens.
+    """
     parts, turns = [], turn_texts(rollout, tokenizer, end_ids, keeps_special=keeps_special)
     for number, turn in enumerate(turns, start=1):
         if turn.observed:

@@ -19,10 +19,10 @@ from vapo.types import IterationStart, Phase, RolloutBatch
 
 @dataclass(eq=False, repr=False)
 class RolloutSource:
-    """Hands out each iteration's rollouts once.
+    """Gives the training loop the rollouts of each iteration, once. A run has one.
 
     They are sampled on request, or with `training.max_staleness` above 0 in a thread while the
-    networks train. In both cases the collection decides on prompts, attempts and the batch.
+    networks train. In both cases `collection` decides on prompts, attempts and the batch.
 
     Args:
         lineage: identifies the weights with which saved rollouts must have been sampled.
@@ -42,12 +42,11 @@ class RolloutSource:
     def next_batch(
         self, start: IterationStart, *, last: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """Return the iteration's rollouts with the metrics of sampling.
+        """Return the batch of an iteration's rollouts with the metrics of sampling.
 
         They were sampled ahead, or saved by a run that was stopped; else they are sampled now. In
-        value pretraining they may be those of a file. Value pretraining keeps all prompts, so
-        with dynamic sampling its rollouts are not used for another phase. Every rank must call
-        this.
+        value pretraining they may come from a file. Value pretraining keeps all prompts, so with
+        dynamic sampling its rollouts are not used for another phase. Every rank must call this.
 
         Args:
             last: the run's last iteration, counted from 0; nothing is sampled beyond it.
@@ -69,15 +68,17 @@ class RolloutSource:
         return rollouts.batch, rollouts.metrics | staleness
 
     def _serves(self, phase: Phase, start: IterationStart) -> bool:
-        """Whether the iteration may use rollouts that were sampled for this phase."""
+        """Whether the iteration `start` may train on rollouts that were sampled for `phase`."""
         return phase is start.phase or self.config.algorithm.dynamic_sampling_attempts == 0
 
     # ---- sampling ahead ----------------------------------------------------------------------
 
     def _allow(self, start: IterationStart, last: int, *, first: int) -> ContinuousSampling | None:
-        """Let the thread sample as far ahead as staleness allows; start it if necessary.
+        """Let the thread sample as far ahead as `training.max_staleness` allows.
 
-        Returns None if nothing is sampled ahead, or nothing is left to sample.
+        The thread is started if necessary, with the iteration `first`.
+
+        Returns: the thread; None if nothing is sampled ahead, or nothing is left to sample.
         """
         if self.config.training.max_staleness == 0:
             return None
@@ -91,7 +92,10 @@ class RolloutSource:
         return self._ahead
 
     def _assembled(self, ahead: ContinuousSampling, iteration: int) -> IterationRollouts:
-        """Wait for what the thread samples, and make the batch. Every rank must call this."""
+        """Wait for the rollouts that the thread samples for an iteration, and make their batch.
+
+        Every rank must call this.
+        """
         collector, seconds = ahead.take(iteration)
         needs_engine = self.config.algorithm.needs_greedy_baseline
         with self.engine_free() if needs_engine else nullcontext():
@@ -99,11 +103,11 @@ class RolloutSource:
         return IterationRollouts(ahead.phase, batch, metrics | {"rollout/ahead_s": seconds})
 
     def before_update(self) -> None:
-        """Call before the engine gets new weights.
+        """Wait until no episode is open, so that one policy samples a whole batch.
 
-        With `training.update_open_rollouts` open episodes go on with the new weights. Without it
-        this waits for them, so that one policy samples a whole batch, and saves them in case the
-        run is stopped.
+        Call this before the engine gets new weights. The next iteration's rollouts are saved in
+        case the run is stopped. With `training.update_open_rollouts` nothing is done: open episodes
+        go on with the new weights.
         """
         if self._ahead is None or self.config.training.update_open_rollouts:
             return
@@ -113,7 +117,7 @@ class RolloutSource:
             self._keep(min(self._ready), self._ready[min(self._ready)])
 
     def engine_free(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is sampled ahead: engine and scorer are free."""
+        """Return a context in which nothing is sampled ahead, so engine and scorer are free."""
         return nullcontext() if self._ahead is None else self._ahead.paused()
 
     def cancel(self) -> None:
@@ -125,7 +129,10 @@ class RolloutSource:
     # ---- rollouts kept for a run that is stopped ---------------------------------------------
 
     def _keep(self, iteration: int, sampled: IterationRollouts) -> None:
-        """Save the rollouts until the iteration's checkpoint is written."""
+        """Save an iteration's rollouts for a run that resumes before its checkpoint is written.
+
+        If they cannot be saved, a note says so.
+        """
         if self.resume_cache is None:
             return
         try:
@@ -135,7 +142,10 @@ class RolloutSource:
             self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
 
     def _kept_rollouts(self, iteration: int) -> IterationRollouts | None:
-        """Return the iteration's saved rollouts of its weights, if every process has some."""
+        """Return the rollouts that a stopped run has saved for this iteration.
+
+        None: not every process has them, or other weights, data or config sampled them.
+        """
         if self.resume_cache is None or not all_ranks(self.resume_cache.has(iteration, rank())):
             return None
         rollouts = self.resume_cache.read(self.resume_cache.origin(iteration, self.lineage.weights))
