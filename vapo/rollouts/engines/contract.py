@@ -21,9 +21,10 @@ Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How to sample. `top_k` 0 keeps all tokens; `top_p` 1 keeps all mass.
+    """How tokens are sampled, and how many a response may have.
 
-    `greedy` takes the likeliest token instead of drawing one.
+    `top_k` 0 keeps all tokens; `top_p` 1 keeps all probability mass. `greedy` takes the likeliest
+    token instead of drawing one.
     """
 
     max_response_tokens: int
@@ -34,7 +35,7 @@ class SamplingSettings:
 
 
 def sampling_settings(config: RolloutConfig) -> SamplingSettings:
-    """Return the sampling settings of training rollouts."""
+    """Return the sampling settings of training rollouts, as the config has them."""
     return SamplingSettings(
         max_response_tokens=config.max_response_tokens,
         temperature=config.temperature,
@@ -61,10 +62,11 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class SampledTurn:
-    """What was sampled for a request, an end token included, with a log-prob for each token.
+    """The tokens sampled for a request, an end token included, with a log-prob for each token.
 
-    `has_ended` is False where the tokens ran out before an end token came. `updates` is that of
-    `Turn`; it is empty where the engine does not know which weights sampled which token.
+    `has_ended` is False if the turn reached its limit of tokens before an end token came. `updates`
+    has pairs (number of weight updates since the request, number of tokens), in order. It is empty
+    if the engine does not know which weights sampled which token.
     """
 
     request: TurnRequest
@@ -111,7 +113,7 @@ def has_ended(
 def ids_before_end(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
 ) -> list[int]:
-    """Return the tokens without the end tokens at their very end, and the padding behind those.
+    """Return the tokens without any end tokens at the end, and without padding behind these.
 
     Pad ids at the end that follow no end token stay: the policy sampled them.
     """
@@ -126,21 +128,20 @@ def ids_before_end(
 
 
 class TurnStream(Protocol):
-    """Turns of many episodes that are sampled together, each for as long as it takes.
+    """Samples the turns of many episodes together, each for as long as it takes.
 
     The tokens of a turn depend on the weights, its ids, the settings and (seed, i, j, turn) only,
     not on what else is sampled beside it (up to floating point).
     """
 
     def submit(self, request: TurnRequest) -> None:
-        """Sample this turn as soon as there is room. One turn of an episode is open at a time.
+        """Take a turn, to sample it as soon as there is room. An episode has one open turn at most.
 
-        Raises:
-            UserError: no tokens are before the turn, or the model does not take that many.
+        Raises: UserError: no tokens are before the turn, or the model does not take that many.
         """
 
     def step(self) -> list[SampledTurn]:
-        """Sample for a short while, and return the turns that ended. Do not wait if none is open.
+        """Sample for a short while, and return the turns that ended. If none is open, do not wait.
 
         Raises:
             EngineError: the engine failed.
@@ -148,7 +149,7 @@ class TurnStream(Protocol):
         """
 
     def forget(self, key: tuple[int, int]) -> None:
-        """End an episode: free what is kept of its tokens, and drop its open turn."""
+        """End the episode with this key: drop its open turn, and free what is cached of it."""
 
     @property
     def num_open(self) -> int:
@@ -163,21 +164,23 @@ class Sampler(Protocol):
         """The tokens that end a response, or a turn."""
 
     def turns(self, settings: SamplingSettings, *, seed: int) -> AbstractContextManager[TurnStream]:
-        """Open a stream of turns, which ends with the context.
+        """Return a context with a stream that samples turns; it ends with the context.
 
-        Every rank must enter and leave it, as an engine may gather the actor's shards. Nothing
-        inside is a collective of the ranks, so each rank may have as many turns as it needs.
+        Every rank must enter and leave the context, as an engine may gather the actor's shards.
+        Nothing inside is a collective of the ranks, so each rank may have as many turns as it
+        needs.
         """
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the actor's new weights, as (name, full tensor) pairs of its state dict.
+        """Sample with new weights of the actor from now on.
 
-        Another thread may call this while the engine samples. An engine with weights of its own
-        takes the new ones between two steps, and open turns go on with them.
+        `weights` are (name, full tensor) pairs of its state dict. Another thread may call this
+        while the engine samples. An engine with weights of its own takes the new ones between two
+        steps, and open turns go on with them.
         """
 
     def sleep(self) -> None:
-        """Free memory until the next `sync` or `turns`; nothing to do for some engines."""
+        """Free device memory until the next `sync` or `turns`, if the engine has memory to free."""
 
     def close(self) -> None:
         """Free the engine."""
@@ -197,11 +200,13 @@ class NonFiniteLogitsError(StoppedRun):
 
 
 def check_turn(request: TurnRequest, num_positions: int | None) -> None:
-    """Check that a model can sample a turn. With `num_positions` None any length is allowed.
+    """Check that a model with `num_positions` positions can sample a turn.
+
+    If `num_positions` is None, any length is allowed.
 
     Raises:
         UserError: the turn has no tokens before it, or needs more than `num_positions`.
-        ValueError: the turn may have no token.
+        ValueError: the request allows the turn no token.
     """
     name = turn_name(request)
     if request.max_tokens < 1:
@@ -219,11 +224,14 @@ def check_turn(request: TurnRequest, num_positions: int | None) -> None:
 
 
 def turn_name(request: TurnRequest) -> str:
-    """Return a turn's name in messages: its prompt's id, and its number after the first turn."""
+    """Return how messages name a turn: by its prompt's id, and its number after the first turn."""
     return request.prompt_id + (f", turn {request.turn}" if request.turn else "")
 
 
 def draw_seed(seed: int, request: TurnRequest) -> int:
-    """Return the seed of a turn's random numbers, which in a first turn depends on (i, j) alone."""
+    """Return the seed of a turn's random numbers.
+
+    It depends on `seed`, the episode's key and the turn's number.
+    """
     key = request.key if request.turn == 0 else (*request.key, request.turn)
     return derive_seed(seed, "response", *key)

@@ -80,7 +80,7 @@ class Generated:
 
 
 class Engine(Protocol):
-    """Weights and KV cache of a model; takes requests at any time and samples them together."""
+    """A vLLM engine: takes requests at any time and samples responses to them together."""
 
     @property
     def max_tokens(self) -> int:
@@ -96,26 +96,29 @@ class Engine(Protocol):
         others, until no rank has a request under way (`leave`)."""
 
     def submit(self, requests: Mapping[str, Request]) -> None:
-        """Begin requests. The caller names each request; a name must not be in use."""
+        """Begin requests. Each has a name from the caller, which no open request may have."""
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
-        """Hand out the results of these requests that are ready, each once.
+        """Return by name the results of these requests that are ready, each once.
 
         If none is ready, sample for a short while first; the answer may still be empty.
 
-        Raises: EngineError
+        Raises: EngineError: the engine failed.
         """
 
     def abort(self, names: Collection[str]) -> None:
-        """Drop requests, whether or not they are under way."""
+        """Drop the requests with these names, whether they are being sampled or have ended."""
 
     def leave(self) -> None:
-        """Tell the engine that the caller has no request under way and makes none for now."""
+        """Say that the caller has no open request and makes none for now.
+
+        A shared engine waits until all of its ranks have said so.
+        """
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take new weights and forget what was computed with the old ones.
+        """Take new weights, (name, tensor) pairs, and forget what was computed with the old ones.
 
-        Requests may be under way. They go on with the new weights.
+        Open requests go on with the new weights.
         """
 
     def sleep(self) -> None:
@@ -125,9 +128,9 @@ class Engine(Protocol):
 
 
 def generate_all(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
-    """Sample a response to each request, and return them in the requests' order.
+    """Sample a response to each request, and return the responses in the requests' order.
 
-    Raises: EngineError: a request failed; all are dropped.
+    Raises: EngineError: a request failed; all of them are dropped.
     """
     batch = f"batch {secrets.token_hex(8)}"
     requests_by_name = {f"{batch}, {place}": request for place, request in enumerate(requests)}
@@ -147,10 +150,10 @@ def generate_all(engine: Engine, requests: Sequence[Request]) -> list[Generated]
 
 
 class SteppedEngine(ABC):
-    """The base of engines that sample in steps.
+    """The base of engines that sample in steps: an `Engine` except for what subclasses implement.
 
-    Several callers may have requests under way, also in several threads. A step that one of them
-    makes samples for all, and each takes its own results.
+    Several callers may have open requests, also in several threads. A step that one caller makes
+    samples for all, and each caller takes its own results.
     """
 
     is_shared = False
@@ -162,7 +165,7 @@ class SteppedEngine(ABC):
 
     @abstractmethod
     def _begin(self, requests: Mapping[str, Request]) -> None:
-        """Start these requests, whose names are the keys."""
+        """Start requests, which are given by their names."""
 
     @abstractmethod
     def _step(self) -> Mapping[str, Generated]:
@@ -170,7 +173,7 @@ class SteppedEngine(ABC):
 
     @abstractmethod
     def _drop(self, names: Collection[str]) -> None:
-        """Forget requests that may be under way."""
+        """Drop the requests with these names, which have no result yet."""
 
     def submit(self, requests: Mapping[str, Request]) -> None:
         with self._exclusive_use():
@@ -189,7 +192,10 @@ class SteppedEngine(ABC):
 
     @contextmanager
     def _exclusive_use(self) -> Iterator[None]:
-        """Hold the engine for one call. A waiting thread goes before the stepping thread."""
+        """Let no other thread use the engine inside the block.
+
+        A thread that waits for this comes before the thread that makes one step after the other.
+        """
         with self._next:
             self._in_use.acquire()
         try:
@@ -203,7 +209,11 @@ class SteppedEngine(ABC):
 
 @dataclass
 class _RankNews:
-    """What a rank tells its group before a step. `leaves`: the rank has nothing under way."""
+    """What a rank of a `TensorParallelEngine` tells the others before a step.
+
+    These are its new requests, the names of requests to drop, and whether it `leaves`, because it
+    has no open request.
+    """
 
     requests: dict[str, Request] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
@@ -211,18 +221,22 @@ class _RankNews:
 
 
 class TensorParallelEngine:
-    """An `Engine` whose parts are on the ranks of a group; each rank has its own requests.
+    """An `Engine` that spreads one model over the ranks of a group; each rank has its own requests.
 
-    All ranks of the group must call each method. The parts sample in step: before each step the
-    ranks tell each other their new requests, and each part runs the requests of the whole group.
-    The requests' seeds make every part draw the same tokens. A rank returns the responses to its
-    own requests, and goes on stepping until all ranks of the group leave.
+    All ranks of the group must call each method. Each rank has a part of the model, an `Engine`,
+    and all parts make each step together. Before a step the ranks tell each other their new
+    requests, and each part runs the requests of the whole group. The requests' seeds make every
+    part draw the same tokens. A rank returns the responses to its own requests, and goes on
+    stepping until all ranks of the group leave.
     """
 
     is_shared = True
 
     def __init__(self, part: Engine, num_parts: int) -> None:
-        """Every rank must call this at the same time, with a part of its own."""
+        """Join this rank's `part` with those of its group, which has `num_parts` ranks.
+
+        Every rank must call this at the same time.
+        """
         self._part, self.max_tokens = part, part.max_tokens
         for first in range(0, dist.get_world_size(), num_parts):
             ranks = range(first, first + num_parts)
@@ -238,11 +252,14 @@ class TensorParallelEngine:
         return self._part.has_weights
 
     def submit(self, requests: Mapping[str, Request]) -> None:
-        """See `Engine.submit`. The next step starts the requests."""
+        """Keep new requests, given by their names, until the group's next step starts them."""
         self._news.requests |= requests
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
-        """See `Engine.results`. The group makes a step, even if nothing is under way here."""
+        """Make a step with the whole group, and return this rank's results of it by name.
+
+        Every rank of the group must call this, even without an open request.
+        """
         self._exchange()
         if not self._under_way:
             return {}
@@ -256,11 +273,11 @@ class TensorParallelEngine:
         }
 
     def abort(self, names: Collection[str]) -> None:
-        """See `Engine.abort`. The next step drops the requests."""
+        """Keep the names of requests until the group's next step drops these."""
         self._news.dropped.extend(names)
 
     def leave(self) -> None:
-        """See `Engine.leave`. Go on stepping until all ranks of the group leave."""
+        """Make the group's steps until no rank of the group has an open request."""
         self._news.leaves = True
         while not self._exchange():
             if self._under_way:
@@ -268,7 +285,10 @@ class TensorParallelEngine:
             self._news.leaves = True
 
     def _exchange(self) -> bool:
-        """Exchange news with the ranks of the group and apply it. Return whether all leave."""
+        """Exchange new and dropped requests with the group's ranks, and tell them to this part.
+
+        Returns: whether no rank of the group has an open request.
+        """
         news_by_rank = [_RankNews() for _ in range(self._num_parts)]
         dist.all_gather_object(news_by_rank, self._news, group=self._group)
         self._news = _RankNews()
@@ -284,7 +304,7 @@ class TensorParallelEngine:
         return all(news.leaves for news in news_by_rank)
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`. The tensors are whole; each part takes its share of them."""
+        """Give new weights to this rank's part, which takes its share of each whole tensor."""
         self._part.load(weights)
 
     def sleep(self) -> None:

@@ -40,8 +40,9 @@ class EngineSampler:
     `rollout_logprobs` are the engine's log-probs under the distribution that it samples from, after
     temperature, top-k and top-p. With `greedy` vLLM applies none of the three, and they are under
     the plain distribution. The engine starts without weights, and may discard its weights while it
-    sleeps: then those that `weights` returns are pushed before it samples. `convert` gives the
-    weights of a sync the dtypes and names that the engine takes.
+    sleeps: then those that `weights` returns are pushed before it samples. `convert` gives weights
+    the dtypes and names that the engine takes. `check` makes sure after each push that the engine
+    has them.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class EngineSampler:
         self._engine.leave()  # after an error no other rank waits for this one
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.sync`. Raises: EngineError: the weights did not arrive."""
+        """Push the actor's new weights to the engine, and check that they have arrived.
+
+        Raises: EngineError: they have not.
+        """
         sums = WeightSums()
         self._engine.load(sums.of(self._convert(weights)))
         self._check(self._engine, sums.result())
@@ -82,7 +86,7 @@ class EngineSampler:
 
 
 class EngineTurns:
-    """A `TurnStream` of requests to an engine. The engine decides what it keeps of ended turns."""
+    """The `TurnStream` that samples turns with a vLLM engine, which decides what it caches."""
 
     def __init__(
         self, engine: Engine, settings: SamplingSettings, *, seed: int, end_ids: frozenset[int]
@@ -141,7 +145,7 @@ class EngineTurns:
                 self._engine.abort([name])
 
     def drop(self) -> None:
-        """Drop every open turn."""
+        """Drop all open turns, here and in the engine."""
         if names := [name for name in self._open if name not in self._waiting]:
             self._engine.abort(names)
         self._waiting, self._open, self._names = {}, {}, {}
@@ -174,7 +178,7 @@ class WeightSums:
         self._sums: list[Tensor] = []
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass the weights through and sum their bits."""
+        """Yield the weights unchanged, and add up the bits of each while it passes."""
         for name, tensor in weights:
             bits = tensor.contiguous().view(_INTEGERS[tensor.element_size()])
             self._sums.append(bits.sum(dtype=torch.int64))
@@ -187,10 +191,11 @@ class WeightSums:
 class SyncCheck:
     """Checks after every push that the engine has the new weights.
 
-    The engine continues two fixed prompts greedily, and the trainer scores what it wrote:
+    The engine continues two fixed prompts greedily, and the trainer computes the log-probs of the
+    same tokens:
 
-    1. the mean gap of the log-probs must be within rounding: else weights are missing, went to
-       wrong places, or are older than a cached prefix;
+    1. the mean difference of the two log-probs must be within rounding: else weights are missing,
+       were given to wrong layers, or are newer than a cached prefix;
     2. if the weights have changed since the last push, some log-prob must have changed, too, by a
        bit at least: else the push did not reach the engine. The first test cannot see this after a
        small update in bfloat16.
@@ -212,7 +217,9 @@ class SyncCheck:
         self._last: tuple[tuple[int, ...], list[Generated]] | None = None
 
     def __call__(self, engine: Engine, sums: tuple[int, ...]) -> float:
-        """Check the engine and return the mean gap. Every rank must call this.
+        """Check that the engine has the pushed weights, whose `WeightSums` are `sums`.
+
+        Return the mean difference of its log-probs from the trainer's. Every rank must call this.
 
         Raises:
             EngineError: the engine does not have the weights.

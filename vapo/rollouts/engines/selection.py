@@ -39,11 +39,11 @@ _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 @dataclass(frozen=True)
 class ActorAccess:
-    """What an engine uses of the actor, whether it is sharded or not.
+    """What a sampling engine uses of the actor, whether it is sharded or not.
 
-    `weights` returns the full tensors under the plain model's names. `logprobs` computes the
-    trainer's log-probs, [b, T], at temperature 1. Inside `gather` the module holds the full
-    weights. Every rank must call each of them.
+    `weights` returns the full tensors under the names of the model without adapters. `logprobs`
+    computes the trainer's log-probs, [b, T], at temperature 1. Inside `gather` the module holds the
+    full weights. Every rank must call each of these functions.
     """
 
     model: PreTrainedModel
@@ -55,7 +55,7 @@ class ActorAccess:
 
 
 def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
-    """Move an unsharded policy to one device and give engines access to it."""
+    """Move an unsharded policy to a device, and return what an engine uses of it."""
     model.to(device)  # type: ignore[arg-type]
     actor = Actor(model)
     return ActorAccess(
@@ -69,7 +69,8 @@ def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
 def sampling_config(
     config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
 ) -> FitConfig:
-    """Return the part of a config that samplers need to sample from the policy in a folder."""
+    """Return a training config with which `make_sampler` samples from the policy in the folder
+    `path`; its settings are those of `config` and `evaluation`."""
     sampling = FitConfig(
         actor=ActorConfig(path=path),
         data=config.data,
@@ -84,9 +85,9 @@ def sampling_config(
 
 
 def check_engine(config: FitConfig) -> None:
-    """Check that the engine that the config names can be used.
+    """Check that the sampling engine that the config names can be used.
 
-    Raises: UserError: it is vLLM, which is not installed or refuses one of the config's options.
+    Raises: UserError: the engine is vLLM, which is not installed or refuses an option.
     """
     if isinstance(config.rollouts, VllmEngine):
         check_options(config.rollouts.vllm)
@@ -124,9 +125,10 @@ def make_sampler(
 
 
 def has_mixed_copy(config: FitConfig) -> bool:
-    """Whether the Transformers engine samples from a copy of the actor for mixed precision.
+    """Whether the Transformers engine needs a copy of the actor with weights rounded to bfloat16.
 
-    A sharded actor needs no copy: it is gathered in the dtype that it computes in.
+    It does with `trainer.precision` bf16-mixed, except for a sharded actor, which is gathered in
+    the dtype that it computes in.
     """
     trainer = config.trainer
     is_mixed = trainer.precision == "bf16-mixed" and trainer.strategy != "fsdp"
@@ -134,7 +136,11 @@ def has_mixed_copy(config: FitConfig) -> bool:
 
 
 def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
-    """Return the engine's size, with room for the longest prompt and the longest response."""
+    """Return how many tokens and requests a vLLM engine must hold.
+
+    It has room for the longest prompt with the longest response, up to the model's `num_positions`;
+    None: the model has no limit.
+    """
     training, evaluation = config.rollouts, config.evaluation
     longest = max(training.max_response_tokens, evaluation.max_response_tokens or 0)
     tokens = config.data.max_prompt_tokens + longest
@@ -188,7 +194,10 @@ def _make_engine_sampler(
 def _colocated_engine(
     config: FitConfig, rollouts: VllmEngine, actor: ActorAccess, log: EngineLog
 ) -> Engine:
-    """Make an engine in this process, or this rank's part of one. It has no weights yet."""
+    """Make a vLLM engine in this process, which has no weights yet.
+
+    With `tensor_parallel_size` above 1 it is this rank's part of an engine of several ranks.
+    """
     text_config, num_parts = (
         actor.model.config.get_text_config(),
         rollouts.vllm.tensor_parallel_size,
@@ -209,7 +218,10 @@ def _colocated_engine(
 def _transfer(
     config: FitConfig, rollouts: VllmServerEngine, urls: Sequence[str], weights: Weights
 ) -> WeightTransfer:
-    """Return the way in which the actor's weights, in the servers' dtype, get to the servers."""
+    """Return the object that sends the actor's weights to vLLM servers, as the config says.
+
+    `weights` returns them in the servers' dtype.
+    """
     options = rollouts.servers
     if options.weights == "nccl":
         return NcclTransfer(weights, host=options.weights_host)
@@ -218,7 +230,7 @@ def _transfer(
 
 
 def float32_name_parts(model: PreTrainedModel) -> frozenset[str]:
-    """Return the parts of names by which a model marks weights that stay float32 in every dtype."""
+    """Return parts of names; weights whose names contain one stay float32 in every dtype."""
     lists = (getattr(model, name, None) or () for name in _FLOAT32_LISTS)
     return frozenset(part for names in lists for part in names)
 
@@ -229,7 +241,10 @@ def engine_dtype(config: FitConfig, options: EngineOptions) -> torch.dtype:
 
 
 def score_with(actor: ActorAccess, *, pad_id: int) -> Score:
-    """Return the function that computes the trainer's log-probs for the check after a sync."""
+    """Return a function that computes the trainer's log-probs of (prompt, response) pairs.
+
+    `SyncCheck` compares them with the engine's.
+    """
 
     def score(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         inputs = token_inputs(pairs, pad_id=pad_id).to(actor.device)

@@ -17,12 +17,12 @@ _GRACE_S = 30.0
 
 
 class Watchdog:
-    """A `with` block in which `heartbeat()` must be called at least every `timeout_s` seconds.
+    """A context that ends a vLLM call which hangs: one without a `heartbeat()` for `timeout_s`.
 
-    After a silence the block's thread is interrupted, and the block ends in an `EngineError`.
-    A run's own handler of interrupts only records them, so it is replaced inside the block.
-    A thread that does not return from native code (a collective that waits for a dead rank)
-    cannot be interrupted: the process is ended, as nothing else would end it.
+    The block's thread is then interrupted, and the block ends in an `EngineError`. A run's own
+    handler of interrupts only records them, so it is replaced inside the block. A thread that does
+    not return from native code within `grace_s` more seconds (a collective that waits for a dead
+    rank) cannot be interrupted: the process is ended, as nothing else would end it.
     """
 
     def __init__(self, timeout_s: float, *, grace_s: float = _GRACE_S) -> None:
@@ -61,7 +61,8 @@ class Watchdog:
             raise EngineError(self._message()) from None
 
     def _end(self) -> None:
-        """Join the watching thread, so that it sends no signal any more; restore the handler."""
+        """Join the watching thread, so that it interrupts nothing more, and restore the handler of
+        interrupts."""
         self._thread.join()
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)

@@ -31,9 +31,10 @@ _SHORT = 64  # and this many tokens more
 
 @dataclass
 class OpenTurn:
-    """A turn that is being sampled, with the tokens that have been written out so far.
+    """A turn that is being sampled, or waits for it, with the tokens copied to the host so far.
 
-    `cached_row` has the cache of the tokens that `request.ids` begins with; None: there is none.
+    `cached_row` has the cache of the first tokens of `request.ids`; None: nothing of them is
+    cached.
     """
 
     request: TurnRequest
@@ -49,20 +50,22 @@ class OpenTurn:
 
     @property
     def prefix(self) -> Hashable:
-        """A key that is equal for turns that share a prefill."""
+        """A key that is equal for turns whose tokens so far run through the model only once."""
         key, ids = self.request.key, self.request.ids
         return key if self.cached_row is not None else (key[0], ids)
 
 
 @dataclass(eq=False)
 class DecodingRows:
-    """Rows in step: every forward samples one token for each of them.
+    """Turns that are decoded together, a row for each: every forward pass gives each row a token.
 
-    A row that has finished stays in step, unrecorded, until the rows are joined again. Sampled
-    tokens stay on the device until the row finishes or the rows are joined.
+    A row that has finished stays among them, but its tokens are not recorded, until the rows are
+    joined again (`join_rows`). Sampled tokens stay on the device until the row finishes or the rows
+    are joined.
 
-    `turns` has each row's turn; `cache_rows` is the index of each row in the cache (after a prefill
-    several rows share their prompt's).
+    `turns` has each row's turn, and `cache_rows` the index of its row in the cache: after a
+    prefill, rows with one prompt share a row there. `draws` has the random numbers of each row's
+    tokens.
     """
 
     turns: list[OpenTurn]
@@ -89,7 +92,7 @@ class DecodingRows:
         return len(self.turns)
 
     def forward(self, model: PreTrainedModel) -> Float[Tensor, "R V"]:
-        """Run a forward pass on every row's last token; return the logits of the next one."""
+        """Run a forward pass on every row's last token, and return the logits of its next token."""
         mask = None
         if self.cache_mask is not None:
             if self.width >= self.cache_mask.shape[1]:
@@ -107,18 +110,19 @@ class DecodingRows:
         return output.logits[:, -1]
 
     def uniforms(self) -> Float64[Tensor, " R"]:
-        """Each row's random number for its next token."""
+        """Return each row's random number for its next token."""
         return self.draws.gather(1, self.counts[:, None]).squeeze(1)
 
     def record(
         self, ids: Int[Tensor, " R"], logprobs: Float[Tensor, " R"], *, stop_ids: Int[Tensor, " _"]
     ) -> list[int]:
-        """Record one more token of every live row, and return the rows that finished with it.
+        """Record one more token of every row that has not finished.
 
-        This is the only point of a step where the host waits for the device, unless a row finishes.
+        A row finishes with a token of `stop_ids`, or when it has its largest number of tokens. This
+        is the only point of a step where the host waits for the device, unless a row finishes.
 
-        Raises:
-            NonFiniteLogitsError: a live row's log-prob is not finite.
+        Returns: the indices of the rows that have finished with this token.
+        Raises: NonFiniteLogitsError: a log-prob of such a row is not finite.
         """
         num_before, was_alive = self.num_alive, self.is_alive
         is_bad = was_alive & ~logprobs.isfinite()
@@ -143,9 +147,9 @@ class DecodingRows:
         self.num_alive -= 1
 
     def write_out(self, rows: list[int]) -> list[OpenTurn]:
-        """Append the tokens sampled for these rows to the rows' turns, and return the turns.
+        """Copy the tokens sampled for these rows from the device to their turns; return the turns.
 
-        A row may be written out only once.
+        This may be done only once for each row.
         """
         turns = [self.turns[row] for row in rows]
         if self._step_ids:  # put together once: rows that finish one by one do not pay for all
@@ -163,7 +167,7 @@ class DecodingRows:
         return turns
 
     def make_cached_rows(self, rows: list[int]) -> list[CachedRow]:
-        """Return the cache of rows that just finished: all their tokens but the last."""
+        """Return each row's cache of all tokens but the last; the rows have just finished."""
         entries = []
         for row, cache_row in zip(rows, self.cache_rows[rows].tolist(), strict=True):
             ids = (*self.turns[row].request.ids, *self.turns[row].ids[:-1])
@@ -172,9 +176,12 @@ class DecodingRows:
 
 
 def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows | None:
-    """Write out the live rows of all parts, and join them; None if there are none.
+    """Join the rows of several parts that have not finished, to be decoded together.
 
-    Columns left of the longest live row's first token are dropped.
+    Their tokens so far are copied to their turns. Columns of the cache left of the longest row's
+    first token are dropped. `max_tokens` limits the spare columns.
+
+    Returns: the joined rows; None if all rows have finished.
     """
     room = min(_ROOM, max_tokens)
     parts = [part for part in parts if part.num_alive]
@@ -209,9 +216,11 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
 
 
 class Prefilled(NamedTuple):
-    """The cache of distinct prefixes, which all end in its last column, and the next logits.
+    """The result of `prefill`: a cache with a row for each different prefix, and the next logits.
 
-    `rows` has the index of each turn's prefix. `num_tokens` tokens ran through the model.
+    A prefix is what comes before one or several turns. All prefixes end in the last of the cache's
+    `width` columns. `rows` has for each turn the row of its prefix. `num_tokens` tokens ran through
+    the model.
     """
 
     cache: Cache
@@ -255,13 +264,16 @@ def prefill(
     device: torch.device,
     is_recurrent: bool = False,
 ) -> Prefilled:
-    """Run the tokens before some turns through the model, those of a shared prompt once.
+    """Run the tokens before some turns through the model, and return the cache and the next logits.
 
-    Turns are right-aligned, and equally many tokens of each run. If a turn has fewer new tokens
-    than another, the last of its cached tokens run again in place of padding.
+    A prompt that turns share runs once. Rows are right-aligned, and equally many tokens of each
+    run. If a turn has fewer tokens that are not cached than another, the last of its cached tokens
+    run again in place of padding.
 
     Args:
-        is_recurrent: the model has recurrent layers; then all turns have equally many tokens.
+        pad_id: fills rows on the left; it is masked.
+        is_recurrent: whether the model has recurrent layers; then all turns must have equally many
+            tokens before them.
     """
     prefixes = {turn.prefix: turn for turn in turns}
     place = {prefix: row for row, prefix in enumerate(prefixes)}

@@ -16,8 +16,9 @@ from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 
 
 def mix_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Round the weights of a model's linear layers to `dtype`, for sampling under autocast.
+    """Round the weights of a model's linear layers to `dtype` in place, and return the model.
 
+    It is for sampling under autocast.
     Autocast rounds them whenever it enters a layer: once in a training step, but for sampling once
     a token. A copy that holds them rounded gives the same numbers. Embeddings, norms and the output
     layer keep their dtype: autocast computes embeddings and norms in float32, and trainer and
@@ -57,10 +58,9 @@ class DetachedTransformersSampler(TransformersSampler):
         return torch.autocast(self._device.type, dtype=dtype, enabled=dtype is not None)
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the actor's weights, between two steps of what another thread samples.
+        """Copy the actor's weights into the engine's; another thread may sample meanwhile.
 
-        Raises:
-            ValueError: the names are not those of the engine's own weights, each of them once.
+        Raises: ValueError: the names are not those of the engine's weights, each exactly once.
         """
         with self._next, self._weights_in_use:
             remaining_weights = self._model.state_dict()

@@ -51,9 +51,7 @@ def prompt_cache(config: PreTrainedConfig, *, is_recurrent: bool) -> DynamicCach
 
 
 class RoomyLayer(DynamicLayer):
-    """A layer of a key-value cache that writes new tokens into spare columns.
-
-    So it need not copy all old ones.
+    """A layer of a key-value cache with spare columns, so that a new token copies no old ones.
 
     `keys` and `values` are views of the columns in use. Every row's last token is in the last
     column in use; the columns left of a shorter row are zero and masked by the caller.
@@ -63,7 +61,10 @@ class RoomyLayer(DynamicLayer):
     values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, *, width: int | None = None) -> None:
-        """Take over two buffers. The first `width` of their columns are in use; None: all are."""
+        """Make a layer from buffers of keys and values, which it keeps and changes.
+
+        The first `width` of their columns are in use; None: all of them are.
+        """
         super().__init__()
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
@@ -89,7 +90,7 @@ class RoomyLayer(DynamicLayer):
 
 
 class RoomyHybridLayer(LinearAttentionLayer, RoomyLayer):  # type: ignore[misc, override]
-    """A `RoomyLayer` that has recurrent states, too."""
+    """A cache layer with spare columns for keys and values (`RoomyLayer`), and recurrent states."""
 
     is_compileable = False
 
@@ -98,17 +99,18 @@ class RoomyHybridLayer(LinearAttentionLayer, RoomyLayer):  # type: ignore[misc, 
         RoomyLayer.__init__(self, keys, values, width=width)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: both kinds of states are there from the start."""
+        """Do nothing: keys, values and recurrent states are set when the layer is made."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Not used: rows are joined by `join_caches`."""
+        """Raise NotImplementedError: rows are joined by `join_caches`."""
         raise NotImplementedError
 
 
 class CachedRow:
-    """The cache of one row's tokens `ids`, which are in the columns from `first` on.
+    """The keys and values of one row's tokens `ids`, kept for the next turn of an episode.
 
-    It is a view of a cache that several rows share until `detach` copies it.
+    They are in the row `row` of a cache of several rows, in the columns from `first` on, until
+    `detach` copies them.
     """
 
     def __init__(self, ids: tuple[int, ...], cache: Cache, *, row: int, first: int) -> None:
@@ -126,7 +128,7 @@ class CachedRow:
         return states[self._row, :, self._first : self._first + len(self.ids)]
 
     def detach(self) -> None:
-        """Copy the row, so that the cache that it shares can be freed."""
+        """Copy the keys and values, so that the cache of several rows can be freed."""
         if self._is_shared:
             layers: list[Any] = [
                 RoomyLayer(*(self.states(i, name)[None].clone() for name in _STATES))
@@ -137,9 +139,9 @@ class CachedRow:
 
 
 def aligned_cache(cached_rows: Sequence[CachedRow], lengths: Sequence[int], *, room: int) -> Cache:
-    """Make a cache of the first `lengths[r]` tokens of each row, right-aligned, with spare columns.
+    """Make a cache of the first `lengths[r]` tokens of each cached row r, right-aligned.
 
-    The longest row decides how many columns are in use.
+    The longest row decides how many columns are in use; `room` spare columns follow them.
     """
     width = max(lengths)
     layers: list[Any] = []
@@ -160,10 +162,11 @@ def aligned_cache(cached_rows: Sequence[CachedRow], lengths: Sequence[int], *, r
 def join_caches(
     parts: Sequence[tuple[Cache, Int[Tensor, " _"]]], *, width: int, room: int
 ) -> Cache:
-    """Join rows of caches in one, with `width` columns in use and `room` spare ones.
+    """Join rows of several caches in one new cache, with `width` columns in use and `room` spare.
 
-    A row may be named several times (a shared prompt). Columns further left than `width` are
-    dropped: the caller guarantees that no row reaches there. Recurrent states have no columns.
+    `parts` has each cache with the indices of its rows; an index may come several times (a shared
+    prompt). The last `width` columns are kept: the caller guarantees that no row has tokens further
+    left. Recurrent states have no columns.
     """
     layers: list[Any] = []
     for index in range(len(parts[0][0].layers)):
@@ -232,8 +235,9 @@ def _join(
 
 @contextmanager
 def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
-    """While the model decodes with scaled dot-product attention, compute it by products.
+    """Inside the block, compute a model's scaled dot-product attention by plain products.
 
+    A model with another kind of attention is unchanged. It is for decoding one token at a time:
     Transformers would copy shared keys and values to every head at each token. On a GPU these
     copies grow with each token, so that torch's allocator takes new memory for them and keeps the
     old. On a CPU torch's fused kernel is made for long queries: for the single query of a decoding
@@ -260,10 +264,12 @@ def decoding_sdpa(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention by products for one query, else by Transformers' own function.
+    """Compute attention for Transformers, which calls this in each layer while a model decodes.
 
-    The products are in float32, except that on a GPU the product with the values is in their
-    dtype, as in its fused kernels. So values in half precision are not copied.
+    For one query in each row it takes two products, else Transformers' own function. The products
+    are in float32, except that on a GPU the product with the values is in their dtype, as in its
+    fused kernels. So values in half precision are not copied. The result is the output
+    [rows, S, heads, D] and None, because no attention weights are returned.
     """
     is_plain = attention_mask is None or attention_mask.dtype == torch.bool
     if query.shape[2] > 1 or not is_plain or options.get("position_bias") is not None:

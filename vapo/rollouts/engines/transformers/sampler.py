@@ -87,7 +87,10 @@ class TransformersSampler:
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[TransformersTurns]:
-        """See `Sampler.turns`; steps must be in the thread that entered it."""
+        """Yield a stream that samples turns; its steps must be in the thread that entered this.
+
+        Every rank must enter and leave the context, as it may gather the actor's shards.
+        """
         # no_grad, not inference_mode: what a forward keeps inside the module (rotary tables)
         # must stay usable in the trainer's autograd.
         was_training = self._model.training
@@ -113,12 +116,18 @@ class TransformersSampler:
                 self._model.train(was_training)
 
     def _computing(self) -> AbstractContextManager[object]:
-        """Return a context of the precision in which the module computes: here its weights'."""
+        """Return a context in which the module computes in the dtype of its weights.
+
+        A subclass may choose another precision.
+        """
         return nullcontext()
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
-        """Hold the weights for one step of a stream. A waiting sync goes before the next step."""
+        """Let no sync change the weights inside the block, which is one step of a stream.
+
+        A sync that waits comes before the next step.
+        """
         with self._next:
             pass
         with self._weights_in_use, float32_logits(self._model, rounds=self._rounds):
@@ -214,10 +223,11 @@ class TransformersTurns:
     # ---- which rows are decoded ---------------------------------------------------------------
 
     def _must_join(self) -> bool:
-        """Whether to join rows before the next forward. Each join copies every live row.
+        """Whether finished rows should be dropped and waiting turns get rows before the next token.
 
-        If there is room, turns that have arrived since the last join wait for a few forwards at
-        most, so that turns that arrive one by one do not cost a copy each.
+        This copies every row that goes on. So it waits until a quarter of the rows have finished,
+        or there is room for as many new turns. Fewer new turns wait for a few forward passes at
+        most, so that turns that arrive one by one do not take a copy each.
         """
         if self._rows is None:
             return bool(self._queue)
@@ -229,7 +239,7 @@ class TransformersTurns:
         return self._num_arrived > 0 and num_admitted > 0 and are_due
 
     def _join(self) -> None:
-        """Drop finished rows and fill the free places from the queue."""
+        """Drop finished rows, prefill as many waiting turns as there is room for, and join all."""
         parts = [] if self._rows is None else [self._rows]
         num_free = self._max_rows - sum(part.num_alive for part in parts)
         admitted = [self._queue.pop(key) for key in list(self._queue)[:num_free]]
@@ -247,7 +257,7 @@ class TransformersTurns:
         self._num_arrived = self._num_forwards = 0
 
     def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
-        """Prefill turns, and sample the first token of each."""
+        """Run the tokens before turns through the model, and return rows with one sampled token."""
         pad_id = min(self._stop_ids, default=0)  # any valid id: it is masked
         prefilled = prefill(
             self._model,
@@ -285,7 +295,10 @@ class TransformersTurns:
     # ---- tokens -------------------------------------------------------------------------------
 
     def _extend(self, rows: DecodingRows, logits: Float[Tensor, "R V"]) -> None:
-        """Sample every row's next token. A row that finishes ends its turn; its cache is kept."""
+        """Sample every row's next token from its logits, and end the turns that finish with it.
+
+        The cache of an ended turn is kept, unless the model has recurrent layers.
+        """
         ids, logprobs = sample_tokens(logits, rows.uniforms(), self._settings)
         finished = rows.record(ids, logprobs, stop_ids=self._stops)
         if not finished:

@@ -25,8 +25,11 @@ _BLOCK = 256  # neighbouring tokens whose probabilities are added up before one 
 
 @contextmanager
 def float32_logits(model: PreTrainedModel, *, rounds: bool = False) -> Iterator[None]:
-    """Let the model compute its logits in the block as the trainer's log-probs do, without a
-    gradient: its own product rounds those of bfloat16 states to bfloat16. One block at a time."""
+    """Inside the block, let the model compute float32 logits, as the trainer's log-probs do.
+
+    Its own output layer would round the logits of bfloat16 states to bfloat16. The logits have no
+    gradient. `rounds` says whether products may round their inputs. Blocks must not be nested.
+    """
     head: Any = model.get_output_embeddings()
     rounding = rounded_inputs if rounds else None
 
@@ -46,7 +49,7 @@ def float32_logits(model: PreTrainedModel, *, rounds: bool = False) -> Iterator[
 def sample_tokens(
     logits: Float[Tensor, "R V"], uniforms: Float64[Tensor, " R"], settings: SamplingSettings
 ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
-    """Return each row's next token and its log-prob under the distribution that is sampled from.
+    """Sample a token for each row, and return it with its log-prob under the sampled distribution.
 
     The row's random number decides the token (`inverse_cdf`); with `greedy` it is the likeliest.
     """
@@ -75,7 +78,7 @@ def filtered_logprobs(
     top_p: float,
     ordered_at_first: int | None = None,
 ) -> Float[Tensor, "R V"]:
-    """Log-probs of the distribution that is sampled from: -inf outside the kept tokens.
+    """Return the log-probs of the distribution that is sampled from; -inf for tokens not kept.
 
     In this order: logits / temperature; the `top_k` likeliest (0: all); of what is left and
     renormalised, the fewest likeliest tokens whose mass reaches `top_p`; renormalised again.
@@ -105,7 +108,14 @@ def filtered_logprobs(
 def _nucleus(
     logprobs: Float[Tensor, "R V"], at_first: int | None, *, top_k: int | None, top_p: float
 ) -> tuple[Float[Tensor, "R 1"], Int[Tensor, "R 1"]]:
-    """Return each row's least log-prob of a kept token, and the number of kept tokens."""
+    """Return for each row the least log-prob of a token that is kept, and how many are kept.
+
+    Top-k and top-p decide which tokens are kept.
+
+    Args:
+        at_first: how many of the likeliest tokens are ordered at first; None: all.
+        top_k: the largest number of kept tokens; None: no limit.
+    """
     vocab_size = logprobs.shape[-1]
     num = vocab_size if at_first is None else min(vocab_size, max(at_first, top_k or 0))
     while True:
@@ -123,8 +133,9 @@ def _nucleus(
 def inverse_cdf(
     logprobs: Float[Tensor, "R V"], uniforms: Float64[Tensor, " R"]
 ) -> Int[Tensor, " R"]:
-    """Take the first token, in id order, whose cumulative probability exceeds the row's uniform.
+    """Return for each row the first token whose cumulative probability exceeds the row's uniform.
 
+    Probabilities are added up in the order of token ids.
     A token of probability 0 is never returned, whatever the rounding. In a large vocabulary the
     token's block is looked up first, so that few cumulative probabilities are needed.
     """
@@ -141,11 +152,12 @@ def inverse_cdf(
 def _first_above(
     masses: Float64[Tensor, "R n"], shares: Float64[Tensor, " R"]
 ) -> tuple[Int[Tensor, " R"], Float64[Tensor, " R"]]:
-    """Return each row's first place whose cumulative mass exceeds the share of the row's mass.
+    """Return for each row the first column whose cumulative mass exceeds a share of all mass.
 
-    Also return how much of the share is left at the place's beginning. The place has mass itself:
-    a place without mass gets a cumulative value below every threshold, as a parallel scan need not
-    be monotone. A place with the largest cumulative value counts as above every threshold.
+    Also return how much of that share is left at the beginning of the column. The column has mass
+    itself: a column without mass gets a cumulative value below every threshold, as a parallel scan
+    need not be monotone. A column with the largest cumulative value counts as above every
+    threshold.
     """
     cumulative = masses.cumsum(dim=-1).masked_fill_(masses == 0, -1.0)
     largest = cumulative.amax(dim=-1, keepdim=True)
@@ -157,7 +169,10 @@ def _first_above(
 
 
 def uniform_draws(seeds: Sequence[int], *, num_tokens: int) -> Float64[Tensor, "R num_tokens"]:
-    """Draw each row's uniforms in [0, 1) by its seed alone; more of them begin with the same."""
+    """Draw `num_tokens` uniform numbers in [0, 1) for each row, by the row's seed alone.
+
+    With a larger `num_tokens` the first numbers stay the same.
+    """
     draws = np.empty((len(seeds), num_tokens))
     for row, seed in enumerate(seeds):
         np.random.Generator(np.random.Philox(key=seed)).random(out=draws[row])

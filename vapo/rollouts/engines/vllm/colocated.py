@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_options(options: VllmOptions) -> None:
-    """Check the engine's options. Raises: UserError if vLLM is missing or refuses an argument."""
+    """Check that vLLM is installed and has the arguments that `engine_args` names.
+
+    Raises: UserError: vLLM is missing, or does not have an argument.
+    """
     check_installed()
     if options.engine_args:
         with ProcessState({}).entered(), _quiet_import():
@@ -50,11 +53,15 @@ def check_options(options: VllmOptions) -> None:
 
 
 class ColocatedEngine(SteppedEngine):
-    """See `Engine`. In a process group each rank has an engine for its own prompts.
+    """An `Engine` with vLLM in this process. In a process group each rank has one for its prompts.
 
-    A response is a request of its own, not one of vLLM's `n`: vLLM would make `n` such requests
-    of it, with the seeds seed, seed + 1, ... Prompts are shared through the prefix cache either
-    way, and alone each request has the seed that the contract gives it and reports when it ends.
+    Each response is a request of its own. A request for `n` responses would give them the seeds
+    seed, seed + 1, ...; here each has the seed that `draw_seed` gives it, and is reported when it
+    ends. Responses to one prompt share what vLLM computes for it either way, by its prefix cache.
+
+    Args:
+        heads: how attention heads are padded for a CPU; None: they are not.
+        log: where vLLM's output is written; None: into a temporary file.
     """
 
     def __init__(
@@ -104,7 +111,10 @@ class ColocatedEngine(SteppedEngine):
                 self._add(name, request)
 
     def _step(self) -> dict[str, Generated]:
-        """Run the engine until a request is done, or for a few steps once one has given a token."""
+        """Run the engine until a request ends, or for a few steps once some token was sampled.
+
+        Return the results of the requests that have ended, by name.
+        """
         engine, has_output = self._live(), threading.Event()
         draws = nullcontext() if self._draws is None else self._draws.drawn()
         with (
@@ -149,7 +159,7 @@ class ColocatedEngine(SteppedEngine):
         self._is_asleep, self.has_weights = False, True
 
     def sleep(self) -> None:
-        """See `Engine.sleep`. On a CPU this does nothing."""
+        """Free the GPU's memory until the next `submit` or `load`. On a CPU this does nothing."""
         if self._sleep_level == 0 or self._is_asleep:
             return
         with self._state.entered(), _clear_errors("sleep"):
@@ -200,9 +210,10 @@ def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
 
 
 def _own_draws(vllm_config: Any) -> OwnDraws | None:
-    """Return random states for an engine that does not draw by its requests' seeds alone.
+    """Return the random states that an engine draws from besides its requests' seeds.
 
-    Its requests have no seeds, or it decodes speculatively. For any other engine return None.
+    None: it draws by its requests' seeds alone. An engine needs them if its requests have no seeds,
+    or if it decodes speculatively.
     """
     reason = unseeded_because(vllm_config)
     if reason is not None:
@@ -235,9 +246,9 @@ def _generated(output: Any) -> Generated:
 
 @contextmanager
 def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
-    """Call all `heartbeats` in the block at every step of the engine that sampled a token.
+    """Inside the block, call all `heartbeats` after each step of the engine that samples a token.
 
-    What vLLM's own `step` returns does not tell, as it lists finished requests alone.
+    vLLM's own `step` returns finished requests alone, so it does not tell.
     """
     core = engine.engine_core
     get_output = core.get_output
@@ -258,7 +269,10 @@ def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _clear_errors(doing: str) -> Iterator[None]:
-    """Turn whatever vLLM raises into one `EngineError` with a fix."""
+    """Inside the block, turn every error of vLLM into an `EngineError` that names a fix.
+
+    `doing` is what the engine could not do, for the message.
+    """
     try:
         yield
     except UserError:

@@ -27,14 +27,17 @@ HEAD_SIZE = "vapo_head_size"
 
 @dataclass(frozen=True)
 class PaddedHeads:
-    """Pads heads of `size` to heads of `padded`. `overrides` change the model's config to match."""
+    """Pads attention heads of size `size` to size `padded`, which vLLM has a CPU kernel for.
+
+    `overrides` are the entries of the model's config that change with that.
+    """
 
     size: int
     padded: int
     overrides: dict[str, Any]
 
     def weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Turn the model's weights into the engine's, tensor by tensor."""
+        """Yield the model's weights by name, with zeros added to those of attention heads."""
         missing = self.padded - self.size
         for name, tensor in weights:
             layer = name.rpartition(".self_attn.")[2]
@@ -51,9 +54,9 @@ class PaddedHeads:
 
 
 def padded_heads(config: PretrainedConfig) -> PaddedHeads | None:
-    """Return the padding that the model needs on a CPU; None if its heads have a kernel.
+    """Return how a model's attention heads are padded on a CPU; None if they need no padding.
 
-    Raises: UserError if there is no way.
+    Raises: UserError: vLLM has no kernel for heads of this size, and they cannot be padded.
     """
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if size in _KERNELS:

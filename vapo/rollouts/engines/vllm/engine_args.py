@@ -42,14 +42,14 @@ _SOURCES = {
 
 
 def check_installed() -> None:
-    """Raises: UserError: vLLM is missing. The check imports neither vLLM nor torch."""
+    """Check that vLLM is installed, without importing it. Raises: UserError: it is not."""
     if find_spec("vllm") is None:
         raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
 
 
 @dataclass(frozen=True)
 class EngineSize:
-    """What an engine must hold: one request's tokens, and how many requests at a time."""
+    """What a vLLM engine must hold: tokens of one request, and requests at a time."""
 
     max_model_len: int
     max_num_seqs: int
@@ -64,7 +64,10 @@ def engine_arguments(
     on_gpu: bool,
     in_process_group: bool = False,
 ) -> dict[str, Any]:
-    """Return the keyword arguments of EngineArgs, those of `options.engine_args` included."""
+    """Return the keyword arguments of vLLM's EngineArgs.
+
+    `options.engine_args`, the user's own, are among them.
+    """
     kv_bytes = options.kv_cache_memory_bytes
     if kv_bytes is None and not on_gpu:
         kv_bytes = _CPU_KV_CACHE_BYTES
@@ -100,9 +103,9 @@ def engine_arguments(
 
 
 def check_engine_args(options: VllmOptions, engine_args_type: type) -> None:
-    """Check the names in `options.engine_args`.
+    """Check the names in `options.engine_args` against vLLM's class of engine arguments.
 
-    Raises: UserError for one that vLLM does not have, or that vapo sets.
+    Raises: UserError: vLLM does not have such an argument, or vapo sets it from another key.
     """
     section = "rollouts.servers" if isinstance(options, ServerOptions) else "rollouts.vllm"
     argument_names = [field.name for field in dataclasses.fields(engine_args_type)]

@@ -72,7 +72,10 @@ class EngineLog(io.TextIOBase):
         return self._file.fileno()
 
     def write(self, text: str) -> int:
-        """Write the lines that are whole. Each state of a progress bar counts as a line."""
+        """Write all lines that have an end, and keep the rest for the next call.
+
+        Each state of a progress bar counts as a line.
+        """
         lines = (self._rest + text).replace("\r", "\n").split("\n")
         self._rest = lines.pop()
         if len(self._rest) > _MAX_LINE_CHARS:
@@ -96,7 +99,10 @@ class EngineLog(io.TextIOBase):
 
     @contextmanager
     def start(self) -> Iterator[None]:
-        """Lead everything that is written in the block, in which the engine starts, to the file."""
+        """Write to the file what is printed inside the block, in which the engine starts.
+
+        If the block fails, the log is closed.
+        """
         if self._note is not None:
             self._note(f"starting vLLM; what it writes is in {self.path}")
         self.take_loggers()  # before the redirection, while the console's streams are known
@@ -112,7 +118,7 @@ class EngineLog(io.TextIOBase):
 
     @contextmanager
     def _descriptor_of_errors(self) -> Iterator[None]:
-        """Lead file descriptor 2 to the file inside the block."""
+        """Inside the block, let file descriptor 2, standard error, write to the file."""
         if sys.__stderr__ is not None:  # a process without a console has none
             with suppress(OSError, ValueError):
                 sys.__stderr__.flush()
@@ -144,9 +150,9 @@ class EngineLog(io.TextIOBase):
                         filtering.setLevel(os.environ.get(_LEVEL, "INFO"))
 
     def write_error(self, doing: str, error: BaseException) -> Path:
-        """Write the whole traceback of what vLLM raised, and keep the file.
+        """Write an error's traceback to the file, and keep the file even if it is temporary.
 
-        Returns: the file's path.
+        `doing` is what the engine could not do. Return the file's path.
         """
         lines = "".join(traceback.format_exception(error))
         self._append(f"the vLLM engine could not {doing}:\n{redacted(lines)}\n")
@@ -155,7 +161,7 @@ class EngineLog(io.TextIOBase):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which vLLM logs to the file. The user's values stay."""
+        """The environment variable with the level of vLLM's log. A level of the user's stays."""
         return {_LEVEL: os.environ.get(_LEVEL, "INFO")}
 
     def close(self) -> None:
@@ -173,10 +179,10 @@ _logs: list[EngineLog] = []  # of the engines of this process, which has one as 
 
 
 def write_traceback(doing: str, error: BaseException) -> str:
-    """Write the traceback of what vLLM raised to the log of the latest engine.
+    """Write an error's traceback to the log of the newest engine of this process.
 
-    Returns: the end of an error's message, which says where the traceback is; empty: there is no
-    log.
+    Returns: the end of an error's message, which says where the traceback is; empty if there is no
+        log.
     """
     if not _logs:
         return ""
@@ -184,7 +190,7 @@ def write_traceback(doing: str, error: BaseException) -> str:
 
 
 def _is_console(stream: object) -> bool:
-    """Whether a stream writes to standard output or standard error, under whichever name."""
+    """Whether a stream writes to standard output or standard error of the process."""
     try:
         return stream.fileno() in (1, 2)  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):

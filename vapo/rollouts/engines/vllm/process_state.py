@@ -45,14 +45,19 @@ _DEFAULTS = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1", **WIT
 
 
 class ProcessState:
-    """Swaps between the trainer's process-wide state and the engine's."""
+    """Keeps the environment that a vLLM engine of this process needs, apart from the trainer's."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._environment = {**_DEFAULTS, **os.environ, **_FORCED, **settings}
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Set the engine's environment inside the block, and restore it exactly afterwards."""
+        """Inside the block, set the engine's environment variables.
+
+        Afterwards the trainer's variables, random states and other process-wide settings are
+        restored exactly. What the block has changed in the engine's environment is kept for the
+        next time.
+        """
         environment, restores = dict(os.environ), _restores()
         _replace_environment(self._environment)
         try:
@@ -65,7 +70,10 @@ class ProcessState:
 
 
 def _restores() -> list[Callable[[], object]]:
-    """Return functions that bring the process back to its present state, except its environment."""
+    """Return functions that restore the process-wide settings as they are now.
+
+    They restore all that vLLM changes except environment variables.
+    """
     set_num_threads, excepthook = torch.set_num_threads, sys.excepthook
 
     def restore_functions() -> None:
@@ -88,7 +96,10 @@ def _restores() -> list[Callable[[], object]]:
 
 @contextmanager
 def environment_kept() -> Iterator[None]:
-    """Take back what the block does to the environment. The check costs two microseconds."""
+    """Restore after the block the environment variables that it has changed.
+
+    If it has changed none, this takes two microseconds.
+    """
     original = dict(environment_bytes())
     try:
         yield
@@ -98,13 +109,16 @@ def environment_kept() -> Iterator[None]:
 
 
 class OwnDraws:
-    """Random states of torch for an engine whose steps draw from the process-wide generators."""
+    """Random states of torch for an engine whose steps draw from the process-wide generators.
+
+    With them the trainer's random numbers do not depend on the engine.
+    """
 
     def __init__(self) -> None:
         self._states: tuple[Tensor, list[Tensor]] | None = None
 
     def begin(self, seed: int) -> None:
-        """Begin the engine's states anew from a seed."""
+        """Set the engine's random states by a seed."""
         trainers = _torch_states()
         torch.manual_seed(seed)
         self._states = _torch_states()
@@ -112,7 +126,7 @@ class OwnDraws:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Let the block draw from the engine's states. The trainer's states stay as they were."""
+        """Inside the block, draw from the engine's random states instead of the trainer's."""
         trainers = _torch_states()
         if self._states is not None:
             _set_torch_states(self._states)
@@ -145,7 +159,10 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def default_group_kept(is_ours: bool) -> Iterator[None]:
-    """Keep vLLM's shutdown from destroying the trainer's process group, if `is_ours`."""
+    """Inside the block, let nobody destroy the process group if it is the trainer's (`is_ours`).
+
+    vLLM's shutdown would.
+    """
     if not is_ours:
         yield
         return

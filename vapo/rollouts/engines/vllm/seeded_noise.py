@@ -62,9 +62,10 @@ def _low_words(numbers: Tensor) -> Tensor:
 def hashes(
     seeds: Int[Tensor, " R"], places: Int[Tensor, " R"], vocab_size: int
 ) -> Int32[Tensor, "R {vocab_size}"]:
-    """Return murmur3_32 of each row's seed and place and of each token's id.
+    """Return for each row and token of the vocabulary a hash (murmur3_32) of seed, place and token.
 
-    The results are the bits of unsigned words.
+    A place is the index of the newest token that the model has read. The hashes are the bits of
+    unsigned words.
     """
     seeds, places = seeds.long(), places.long()
     state = torch.zeros(len(seeds), dtype=torch.int32, device=seeds.device)
@@ -80,7 +81,11 @@ def hashes(
 def exponential_noise(
     seeds: Int[Tensor, " R"], places: Int[Tensor, " R"], vocab_size: int
 ) -> Float[Tensor, "R {vocab_size}"]:
-    """Return exponential numbers of mean 1 in float32. They are finite and above 0."""
+    """Return for each row and token of the vocabulary an exponential random number of mean 1.
+
+    It depends on the row's seed, its place (the index of the newest token that the model has read)
+    and the token. The numbers are float32, finite and above 0.
+    """
     words = hashes(seeds, places, vocab_size)
     # Each half of a word is a float32 without rounding, so that their sum is rounded once.
     high, low = _shifted_right(words, 16).float(), words.bitwise_and_(0xFFFF).float()

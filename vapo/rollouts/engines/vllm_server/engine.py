@@ -32,9 +32,10 @@ T = TypeVar("T")
 
 
 class ServedEngine(SteppedEngine):
-    """See `Engine`. Each rank samples from its share of the servers; rank 0 feeds them all.
+    """An `Engine` that samples on `vllm serve` processes at these URLs.
 
-    All requests are under way at once. The turns of an episode go to one server, which has cached
+    Each rank samples from its share of the servers; rank 0 sends the weights to all of them. All
+    requests are under way at once. The turns of an episode go to one server, which has cached
     the earlier turns. Each answer says which weights sampled which of its tokens; weights of
     another run are an error. A server that cannot be reached, hangs, or was started again is lost,
     and its requests go to the others. If it is back at the next push, it is used again.
@@ -70,7 +71,7 @@ class ServedEngine(SteppedEngine):
         self._servers_of_rank = [self._all[place] for place in places]
 
     async def _connect(self, urls: Sequence[str]) -> int:
-        """Connect to the servers. Return the most tokens of prompt and response that all allow."""
+        """Connect to the servers, and return the most tokens of a request that all of them take."""
         sampling, control = self._sessions = _session(_CONNECTIONS), _session(0)
         self._all = [
             VllmServer(url, sampling=sampling, control=control, timeout_s=self._timeout_s)
@@ -97,7 +98,11 @@ class ServedEngine(SteppedEngine):
         self._in_loop(self._start_requests(requests, self._push))
 
     async def _start_requests(self, requests: Mapping[str, Request], push: int) -> None:
-        """Start requests. Neighbours, which may share a prompt, go to one server."""
+        """Start requests, which are given by their names, and spread them over the servers.
+
+        Neighbours, which may share a prompt, go to one server. `push` is the number of the last
+        push of weights.
+        """
         homes = {name: self._home(request) for name, request in requests.items()}
         new = [name for name, home in homes.items() if home is None]
         servers = sorted(self._available_servers(), key=lambda server: server.num_open)
@@ -111,7 +116,8 @@ class ServedEngine(SteppedEngine):
     async def _sample(self, name: str, request: Request, push: int, server: VllmServer) -> None:
         """Sample a response, on another server if this one is lost, and queue the outcome.
 
-        `push` is the number of the last push when the request was made.
+        The outcome is the response or an error. `push` is the number of the last push of weights
+        when the request was made.
         """
         outcome: Generated | Exception
         try:
@@ -129,7 +135,9 @@ class ServedEngine(SteppedEngine):
         self._outcomes.put((name, outcome))
 
     def _generated(self, answer: ServerAnswer, previous_push: int, server: VllmServer) -> Generated:
-        """Return a server's answer with its updates counted from the push `previous_push`.
+        """Turn a server's answer into a result whose updates are counted from `previous_push`.
+
+        That is the number of the last push of weights when the request was made.
 
         Raises:
             LostServerError: the server has no weights, as it was started again.
@@ -163,7 +171,7 @@ class ServedEngine(SteppedEngine):
                 del self._homes[next(iter(self._homes))]
 
     def _available_servers(self) -> list[VllmServer]:
-        """Return this rank's servers that are not lost, or if there are none those of all ranks.
+        """Return this rank's servers that are not lost; if all are, the other ranks' servers.
 
         Raises: LostServerError: all servers are lost.
         """
@@ -197,7 +205,7 @@ class ServedEngine(SteppedEngine):
         return results
 
     def _drop(self, names: Collection[str]) -> None:
-        """Forget requests. A server ends a request whose connection is closed."""
+        """Cancel the requests with these names. A server ends one whose connection is closed."""
         for name in names:
             task = self._under_way.pop(name, None)
             if task is not None:
@@ -206,10 +214,10 @@ class ServedEngine(SteppedEngine):
     # ---- weights ------------------------------------------------------------------------------
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`. Every rank iterates over the weights, and rank 0 sends them once, to
-        all servers at a time. Requests under way are kept.
+        """Send new weights to all servers. Every rank must call this and iterate over the weights.
 
-        Servers that were lost and are back get the weights, too.
+        Rank 0 sends them once, to all servers at a time. Open requests go on with them. Servers
+        that were lost and are back get the weights, too.
         """
         self._transfer.prepare()
         remaining_weights, receivers, problem = iter(weights), list[int](), None
@@ -234,7 +242,7 @@ class ServedEngine(SteppedEngine):
         self.has_weights = True
 
     def _send(self, weights: Iterable[tuple[str, Tensor]]) -> list[int]:
-        """Pause the servers that can be reached, send them the weights, and let all servers go on.
+        """Pause the servers that can be reached, send them the weights, and let all servers resume.
 
         Return the indices in `self._all` of the servers that took the weights.
 
@@ -261,7 +269,7 @@ class ServedEngine(SteppedEngine):
         return [self._all.index(server) for server in receivers]
 
     async def _resume(self) -> None:
-        """Let all servers go on, also those that did not get all weights.
+        """Let all servers resume sampling, also those that did not get all weights.
 
         A server that cannot be reached now samples nothing, and is found to be lost later.
         """
@@ -269,7 +277,7 @@ class ServedEngine(SteppedEngine):
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _reachable(self) -> list[VllmServer]:
-        """Return the servers that answer, also lost ones that are back; mark the others as lost.
+        """Return the servers that answer, also lost ones that are back; mark all others as lost.
 
         Raises: LostServerError: all servers are lost.
         """
@@ -284,8 +292,9 @@ class ServedEngine(SteppedEngine):
     async def _post_to_all(
         self, servers: Sequence[VllmServer], path: str, body: Callable[[int], Mapping[str, Any]]
     ) -> list[VllmServer]:
-        """Post to all servers at once. Return those that are lost.
+        """Post to all of these servers at once, and return the servers that are lost.
 
+        `path` is the route, and `body` returns the request's JSON for the index of a server.
         A server whose last update was not finished takes no other update, and counts as lost.
 
         Raises: EngineError: a server refuses.
@@ -313,7 +322,10 @@ class ServedEngine(SteppedEngine):
         return [int(size["world_size"]) for size in sizes]
 
     async def _use_receivers(self, receivers: Collection[int]) -> None:
-        """Use the servers that have the new weights and no others, the same on every rank."""
+        """Mark the servers as lost or not, by whether they have the new weights.
+
+        `receivers` are the indices in `self._all` of those that have them, equal on all ranks.
+        """
         for place, server in enumerate(self._all):
             if place in receivers and server.is_lost:
                 server.is_lost = False
@@ -326,7 +338,7 @@ class ServedEngine(SteppedEngine):
         """Do nothing: the servers share no device with the trainer."""
 
     def close(self) -> None:
-        """Cancel the requests under way. The servers keep running, for the next run."""
+        """Cancel all open requests, and close the connections. The servers keep running."""
         if not self._thread.is_alive():
             return
         self._in_loop(self._disconnect())
@@ -346,7 +358,7 @@ class ServedEngine(SteppedEngine):
 
 
 def _session(max_connections: int) -> aiohttp.ClientSession:
-    """Open a session with at most `max_connections` to each server; 0: no limit."""
+    """Open an HTTP session with at most `max_connections` connections to a server; 0: no limit."""
     connector = aiohttp.TCPConnector(
         limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEP_S
     )

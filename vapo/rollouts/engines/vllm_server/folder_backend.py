@@ -37,18 +37,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class FolderInit(WeightTransferInitInfo):
-    """Has no options: nothing is agreed on before the first update."""
+    """What a trainer sends before the first update: nothing."""
 
 
 @dataclass
 class FolderUpdate(WeightTransferUpdateInfo):
-    """The folder whose safetensors are the new weights, all of them, in the model's names."""
+    """What a trainer sends for an update: the folder with all new weights as safetensors.
+
+    The weights have the names of the model's folder.
+    """
 
     folder: str
 
 
 class FolderBackend(WeightTransferEngine):
-    """See vLLM's `WeightTransferEngine`."""
+    """vLLM's `WeightTransferEngine` for a server that reads new weights from a folder."""
 
     init_info_cls = FolderInit
     update_info_cls = FolderUpdate
@@ -62,7 +65,7 @@ class FolderBackend(WeightTransferEngine):
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the new weights. Wait for the accelerator only where there is one."""
+        """Load the new weights from the folder, and wait for the accelerator if there is one."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -94,8 +97,10 @@ class FolderBackend(WeightTransferEngine):
 
 
 def register() -> None:
-    """Make the backend known to vLLM, in each of its processes, and draw tokens for all seeds at
-    once; a second call does nothing."""
+    """Register the folder backend with vLLM, and let vLLM draw tokens for all seeds at once.
+
+    vLLM calls this in each of its processes. A second call does nothing.
+    """
     with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(NAME, FolderBackend)
     if (reason := put_in_place()) is not None:

@@ -22,9 +22,10 @@ _NO_LOGPROB = -9999.0  # vLLM sends it for a log-prob that is not finite
 
 
 class ServerAnswer(NamedTuple):
-    """Sampled tokens, an end token included, their log-probs, and the weights that sampled them.
+    """A server's response to a request, checked: token ids, an end token included, and log-probs.
 
-    `versions` are (version, number of tokens), in order; a log-prob that is not finite is NaN.
+    A log-prob that is not finite is NaN. `versions` says which weights sampled the tokens: pairs
+    (version of the weights, number of tokens), in order.
     """
 
     ids: tuple[int, ...]
@@ -50,14 +51,14 @@ def read_answer(
 
 
 def is_aborted(record: Any) -> bool:
-    """Whether the server was told to stop while it sampled."""
+    """Whether a server's answer says that it was stopped while it sampled."""
     choices = record.get("choices") if isinstance(record, dict) else None
     first = choices[0] if isinstance(choices, list) and choices else None
     return isinstance(first, dict) and first.get("finish_reason") == "abort"
 
 
 class _WrongError(Exception):
-    """What is wrong with an answer."""
+    """Raised for a wrong answer of a server; its text says what is wrong."""
 
 
 def _choice(record: Any, name: str) -> Mapping[str, Any]:
@@ -84,7 +85,10 @@ def _ids(ids: Any, request: Request, vocab_size: int) -> tuple[int, ...]:
 
 
 def _check_end(ids: tuple[int, ...], reason: Any, request: Request) -> None:
-    """Check that the response ends with its first end token, or has all the tokens it may have."""
+    """Check that a response ends with its first end token, or has as many tokens as requested.
+
+    Raises: _WrongError: it does not.
+    """
     place = next((i for i, x in enumerate(ids) if x in request.end_ids), None)
     if place is not None and place + 1 < len(ids):
         raise _WrongError(f"it goes on after the end token {ids[place]}")
@@ -115,7 +119,12 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
 
 
 def _versions(spans: Any, num_tokens: int) -> tuple[tuple[str, int], ...]:
-    """Return spans as (version, number of tokens). They must cover all tokens without gaps."""
+    """Return which weights sampled the tokens, as pairs (version, number of tokens).
+
+    `spans` are a server's objects with version, start and end.
+
+    Raises: _WrongError: they do not cover all tokens without gaps.
+    """
     try:
         triples = [(span["version"], span["start"], span["end"]) for span in spans]
         edges = [0, *(end for _, _, end in triples)]
@@ -133,14 +142,14 @@ class LostServerError(EngineError):
 
 
 class VllmServer:
-    """One server, and the requests that this process has open there.
+    """The client of one `vllm serve` process, with the requests that this process has open there.
 
     All methods run in the thread of one event loop. A server that has open requests and samples no
     token for `timeout_s` is lost (`watch`): its requests end in a `LostServerError`.
 
     Args:
-        sampling: with a limit of connections, for which requests wait.
-        control: for everything else, which must not wait for them.
+        sampling: the HTTP session for requests, which wait if it has no free connection.
+        control: the HTTP session for everything else, which must not wait for requests.
     """
 
     def __init__(
@@ -160,7 +169,7 @@ class VllmServer:
         self._num_answers = 0
 
     async def generate(self, name: str, request: Request, vocab_size: int) -> ServerAnswer:
-        """Sample one response.
+        """Sample one response on the server, and return it checked.
 
         Raises:
             LostServerError: the server is lost, or does not answer.
@@ -196,7 +205,7 @@ class VllmServer:
         return read_answer(record, name, request, vocab_size, self.url)
 
     async def watch(self) -> None:
-        """Mark the server as lost once it counts as hung. Return when it is lost."""
+        """Mark the server as lost once it has sampled no token for `timeout_s`, and then return."""
         last: tuple[int, str | None] | None = None
         since = time.monotonic()
         while not self.is_lost:
@@ -255,7 +264,10 @@ class VllmServer:
     ) -> Any:
         """Call a route that answers at once, and return the JSON of its answer.
 
-        Raises: LostServerError, EngineError with the server's own message.
+        Raises:
+            LostServerError: the server does not answer within `timeout_s`, or if that is None
+                within the client's limit.
+            EngineError: the server refuses; the error has its message.
         """
         seconds = self._timeout_s if timeout_s is None else timeout_s
         try:
@@ -296,5 +308,8 @@ class VllmServer:
 
 
 def _has_moved(last: tuple[int, str | None], progress: tuple[int, str | None]) -> bool:
-    """Whether the server answered, or its counter of sampled tokens moved, in between."""
+    """Whether a server has answered or sampled between two looks at (answers, token counters).
+
+    A counter that is None was not to be had.
+    """
     return progress[0] != last[0] or (progress[1] is not None and progress[1] != last[1])

@@ -26,26 +26,33 @@ Tell = Callable[[str, Callable[[int], Mapping[str, Any]]], None]
 
 
 class WeightTransfer(Protocol):
-    """A way to send weights to servers, which are paused around `send`."""
+    """A way to send the actor's weights to vLLM servers; `ServedEngine` pauses them meanwhile."""
 
     def prepare(self) -> None:
-        """Prepare a push. Every rank must call this, as the first call may gather shards."""
+        """Do what a push needs before the servers are paused.
+
+        Every rank must call this, as the first call may gather shards.
+        """
 
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
-        """Set up the servers, before the first push and whenever those that take weights change.
+        """Set up the servers that take weights, before the first push and whenever they change.
 
         Args:
+            tell: posts to all of these servers.
             world_sizes: how many workers each of these servers has.
         """
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        """Send the weights to the servers. Only rank 0 calls this; the others iterate over them."""
+        """Send the weights to the servers, which name them by `version`.
+
+        Only rank 0 calls this; the other ranks iterate over the weights.
+        """
 
     def close(self) -> None: ...
 
 
 class FolderTransfer:
-    """Weights as safetensors in a folder that the trainer and all servers see.
+    """Sends weights as safetensors in a folder that the trainer and all servers see.
 
     It makes one folder for these servers, which holds the newest weights alone.
     """
@@ -77,7 +84,7 @@ class FolderTransfer:
         tell("/finish_weight_update", lambda place: {"weight_version": version})
 
     def close(self) -> None:
-        """Remove the files."""
+        """Remove the folder with the weights' files."""
         if rank() == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -85,9 +92,10 @@ class FolderTransfer:
 def chunks(
     weights: Iterable[tuple[str, Tensor]], max_bytes: int = _FILE_BYTES
 ) -> Iterator[dict[str, Tensor]]:
-    """Cut weights into chunks of a bounded size, copied to the host.
+    """Yield the weights in dicts by name, copied to the host.
 
-    Tied weights are copied under each of their names.
+    Each dict but the last has at least `max_bytes`. Tied weights are copied under each of their
+    names.
     """
     chunk: dict[str, Tensor] = {}
     num_bytes = 0
@@ -102,7 +110,7 @@ def chunks(
 
 
 class NcclTransfer:
-    """Weights from GPU to GPU, by the trainer's side of vLLM. It needs GPUs, and was never run.
+    """Sends weights from GPU to GPU by NCCL, with vLLM's own code. It has never been run.
 
     Rank 0 broadcasts to all workers of all servers; the other ranks gather their shards with it.
 
@@ -137,7 +145,7 @@ class NcclTransfer:
         )
 
     def _source(self) -> Any:
-        """Return the weights as vLLM's `WeightSource`."""
+        """Return the weights in the form that vLLM's NCCL code reads, a `WeightSource`."""
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
         transfer = self
@@ -157,7 +165,7 @@ class NcclTransfer:
         tell("/update_weight_version", lambda place: {"new_version": version})
 
     def close(self) -> None:
-        """Leave the servers' group."""
+        """Leave the NCCL group of the trainer and the servers' workers."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
