@@ -32,7 +32,8 @@ _PLAIN_FIELDS = ("is_correct", "extracted", "failure", "by_verifier", "in_enviro
 
 @dataclass(frozen=True)
 class IterationRollouts:
-    """An iteration's rollouts, the phase that they were sampled for, and their metrics."""
+    """An iteration's rollouts as a batch, the phase that they were sampled for, and metrics of
+    sampling."""
 
     phase: Phase
     batch: RolloutBatch
@@ -41,11 +42,10 @@ class IterationRollouts:
 
 @dataclass(frozen=True)
 class Origin:
-    """The iteration, process, config and weights that rollouts were sampled with.
+    """What identifies saved rollouts: their iteration, process, config and the actor's weights.
 
-    Saved rollouts of any other origin are not used again. `identity` is a text that identifies
-    the config, `weights` the digest of the actor's weights (see `Lineage`) when the iteration
-    begins.
+    Saved rollouts of any other origin are not used. `identity` is a text that identifies the
+    config, and `weights` names the actor's weights when the iteration begins (`Lineage`).
     """
 
     iteration: int
@@ -63,9 +63,12 @@ class RunFolder(Protocol):
 
 
 class ResumeCache:
-    """Saves each iteration's rollouts in the run's folder, and loads them again.
+    """Saves each iteration's rollouts in the run's folder, for a run that is stopped and resumes.
 
-    Every process writes and reads a file of its own for each iteration.
+    Every process has one, and writes and reads a file of its own for each iteration.
+
+    Args:
+        prompts: the run's prompts, as the files have only their ids.
     """
 
     def __init__(self, run_dir: RunFolder, prompts: Sequence[Prompt]) -> None:
@@ -87,7 +90,10 @@ class ResumeCache:
         return self.path(iteration, rank).is_file()
 
     def write(self, origin: Origin, sampled: IterationRollouts) -> None:
-        """Write an iteration's rollouts to the file of this origin. Raises: OSError"""
+        """Write an iteration's rollouts to the file of this origin.
+
+        Raises: OSError: the file cannot be written.
+        """
         batch = sampled.batch
         columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
         tensors = {
@@ -107,7 +113,10 @@ class ResumeCache:
         )
 
     def read(self, origin: Origin) -> IterationRollouts | None:
-        """Load the rollouts saved for exactly this origin; None if missing or damaged."""
+        """Load the rollouts that were saved for exactly this origin.
+
+        None: there are none, the file is damaged, or a prompt has changed since.
+        """
         path = self.path(origin.iteration, origin.rank)
         try:
             with safe_open(path, framework="pt") as file:
@@ -122,7 +131,7 @@ class ResumeCache:
         return self._from_json(tensors["json"].numpy().tobytes(), tensors)
 
     def forget(self, *, first_kept: int) -> None:
-        """Remove all processes' files of the iterations below `first_kept`."""
+        """Remove the files that all processes have saved for the iterations before `first_kept`."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             match = _FILE.fullmatch(path.name)  # what a user keeps beside them stays
             if match is not None and int(match[1]) < first_kept:
@@ -164,7 +173,10 @@ class ResumeCache:
 
 
 def max_cache_bytes(num_responses: int, max_response_tokens: int) -> int:
-    """Estimate the bytes of an iteration's files: each response has one turn and full length."""
+    """Estimate how many bytes an iteration's files have at most.
+
+    The estimate is for responses of one turn and of full length.
+    """
     return num_responses * (_RESPONSE_BYTES + max_response_tokens * _TOKEN_BYTES)
 
 
@@ -204,7 +216,10 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write a file. Raises: OSError, also in place of safetensors' own error of a full disk."""
+    """Write tensors and metadata to a safetensors file.
+
+    Raises: OSError: the file cannot be written; safetensors itself raises another error.
+    """
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:

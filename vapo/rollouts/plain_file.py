@@ -19,7 +19,10 @@ _UNCHANGED = ("prompt", "response", "reward", "group", "prompt_ids", "response_i
 
 
 def write_plain(source: Path, path: Path) -> None:
-    """Write the rows of a file of rollouts, whole or not at all."""
+    """Write a Parquet file of rollouts, `source`, to `path` as one JSON object on each line.
+
+    `path` is written whole or not at all.
+    """
 
     def write(aside: Path) -> None:
         with aside.open("w", encoding="utf-8") as lines, parquet.ParquetFile(source) as table:
@@ -31,7 +34,10 @@ def write_plain(source: Path, path: Path) -> None:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored row in the plain form. An episode also has `is_sampled`, `token_rewards`."""
+    """Return a stored row in the form that other programs read, without entries that are null.
+
+    An episode's row also has `is_sampled` and `token_rewards`, with an entry for each token.
+    """
     plain: dict[str, Any] = {name: row[name] for name in _UNCHANGED}
     plain["logprobs"] = row["rollout_logprobs"]
     plain["is_truncated"] = row["finish_reason"] != "stop"

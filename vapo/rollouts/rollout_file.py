@@ -65,7 +65,15 @@ def rollout_table(
     oracle_states: Sequence[Sequence[str] | None],
     truths: Sequence[Sequence[MeasuredState]] | None = None,
 ) -> pa.Table:
-    """Return one row for each rollout, in the columns of `SCHEMA`. Other programs fill `oracle`."""
+    """Return a table with one row for each rollout, in the columns of `SCHEMA`.
+
+    The column `oracle` is null; other programs may fill it.
+
+    Args:
+        groups: the number of each rollout's group.
+        oracle_states: for each rollout a text for each of its tokens, or None.
+        truths: the measured states of each rollout; None: there are none.
+    """
     rows = [
         {
             "group": group,
@@ -95,25 +103,30 @@ def rollout_table(
 
 
 def printable_texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with texts that UTF-8 can write; a model may have written others."""
+    """Return the row with its texts changed so that UTF-8 can write them.
+
+    A model may write texts that UTF-8 cannot.
+    """
     return {name: printable(x) if isinstance(x, str) else x for name, x in row.items()}
 
 
 def write_table(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> None:
-    """Write the file whole, or not at all."""
+    """Write a table of rollouts and its metadata to a Parquet file, whole or not at all."""
     schema_metadata = {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()}
     table = table.replace_schema_metadata(schema_metadata)
     write_whole(path, lambda aside: parquet.write_table(table, aside, compression="zstd"))
 
 
 def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Return a file's table of rollouts and its metadata, empty if another program wrote none.
+    """Return a file's table of rollouts, and its metadata.
+
+    The metadata are empty if another program wrote the file without any.
 
     Args:
         key: the config key or option that names the file, for messages.
 
-    Raises:
-        UserError: not a readable Parquet file, or one of a later version of the schema.
+    Raises: UserError: the file is not a readable Parquet file, or one of a later version of the
+        schema.
     """
     metadata = read_metadata(path, key=key)
     with about(key):
@@ -121,9 +134,12 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
-    """Return the metadata of a file of rollouts, without reading the rows.
+    """Return the metadata of a file of rollouts, without reading the rows; empty if it has none.
 
-    Raises: UserError as `read_table`.
+    `key` is the config key or option that names the file, for messages.
+
+    Raises: UserError: the file is not a readable Parquet file, or one of a later version of the
+        schema.
     """
     with _readable(path, key):
         schema = parquet.read_schema(path)
@@ -154,9 +170,10 @@ def _readable(path: Path, key: str) -> Iterator[None]:
 
 
 def concatenate_tables(paths: Sequence[Path], *, key: str) -> pa.Table:
-    """Return several files that vapo wrote as one table. A column that a file lacks is null there.
+    """Return the rows of several files that vapo wrote as one table.
 
-    Files of any size are read.
+    A column that a file lacks is null in its rows. Files of any size are read. `key` is the config
+    key or option that names them, for messages.
     """
     tables = []
     for path in paths:

@@ -36,11 +36,11 @@ _REQUIRED_COLUMNS = (
 
 @dataclass(frozen=True)
 class StoredRollout:
-    """A row of a file.
+    """A row of a file of rollouts, read and checked.
 
     `oracle` and `oracle_state` have one entry for each response token, or are None. `truth` has the
-    measured states of the response, in their order. `number` is the row's place in the file,
-    counted from 1.
+    states of the response whose values were measured, in their order. `number` is the row's number
+    in the file, counted from 1.
     """
 
     rollout: Rollout
@@ -53,7 +53,7 @@ class StoredRollout:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes rollouts from the rows of a file.
+    """Makes rollouts from the rows of a file at `path`, and checks every entry.
 
     Args:
         vocab_size: ids from 0 to below it are allowed.
@@ -71,7 +71,11 @@ class RowReader:
     read_ends: Callable[[], EndTokens] | None = None
 
     def read(self, table: pa.Table, metadata: Mapping[str, Any]) -> list[StoredRollout]:
-        """Read all rows. Raises: UserError, which names the row (counted from 1) and the column."""
+        """Return all rows of a file's table as checked rollouts.
+
+        Raises: UserError: the file was made with another tokenizer, lacks a column or all rows, or
+            an entry is wrong. The error names the row, counted from 1, and the column.
+        """
         file_tokenizer, policy_tokenizer = (
             metadata.get("tokenizer"),
             tokenizer_fingerprint(self.tokenizer),
@@ -201,9 +205,9 @@ class RowReader:
     def _ids(
         self, row: FileRow, column: str, *, ends: bool, may_be_empty: bool = False
     ) -> tuple[int, ...]:
-        """Return the token ids of the row's prompt or response (`column`).
+        """Return the token ids of the row's prompt or response (`column`), checked.
 
-        A row without ids gets those of its text. With `ends` the text's get an end token.
+        If the row has no ids, its text is tokenized; with `ends` an end token is added to that.
         """
         name = f"{column}_ids"
         ids, text = row.record.get(name), row.record.get(column)

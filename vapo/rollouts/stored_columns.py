@@ -25,7 +25,10 @@ _TOLERANCE = 1e-6  # of the sum of rewards, which another program may have added
 
 @dataclass(frozen=True)
 class FileRow:
-    """One row of a file; `where` names it in messages."""
+    """One row of a file of rollouts, as it was read; its methods check entries.
+
+    `where` names the row in messages. Each check raises UserError if an entry is wrong.
+    """
 
     record: Mapping[str, Any]
     where: str
@@ -37,7 +40,7 @@ class FileRow:
         """Check that a column's `values` are a list of `num` entries.
 
         Args:
-            explanation: ends the message, and says what the values belong to.
+            explanation: ends the error, and says why there must be as many.
 
         Raises: UserError: `values` is anything else.
         """
@@ -50,7 +53,10 @@ class FileRow:
             self.fail(column, "has values that are not finite")
 
     def check_rewards(self, column: str, values: Sequence[Any]) -> None:
-        """Check that the values are finite, and that their sizes add up to a possible reward."""
+        """Check that the values are finite, and that the sum of their sizes is a possible reward.
+
+        Raises: UserError: they are not.
+        """
         self.check_finite(column, values)
         if problem := reward_problem(sum(map(abs, values))):
             self.fail(column, f"added up without their signs: {problem}")
@@ -64,7 +70,10 @@ class FileRow:
 
 
 def stored_turns(rollout: Rollout) -> dict[str, Any]:
-    """Return the turn columns of a row. A response outside environments has null in them."""
+    """Return by name the columns of turns in a rollout's row.
+
+    They are null for a response that was not sampled in an environment.
+    """
     if not rollout.in_environment:
         return dict.fromkeys(TURN_COLUMNS)
     return {
@@ -84,7 +93,10 @@ def is_episode(record: Mapping[str, Any]) -> bool:
 
 
 def read_turns(row: FileRow, length: int) -> tuple[Turn, ...]:
-    """Read the turns of an episode's row, whose response has `length` tokens."""
+    """Return the turns of an episode's row, whose response has `length` tokens.
+
+    Raises: UserError: an entry is wrong, or the turns do not add up to the tokens and the reward.
+    """
     from vapo.types import Turn
 
     whole = float(row.record["reward"])
@@ -123,7 +135,7 @@ class StoredTruth(NamedTuple):
 
 
 def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
-    """Return the truth columns of a row with these measured states; without states all are null."""
+    """Return by name the columns of measured states in a row; without states all are null."""
     if not states:
         return dict.fromkeys(TRUTH_COLUMNS)
     return {
@@ -136,10 +148,12 @@ def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
 
 
 def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
-    """Read the measured states of a row, whose response has `length` tokens.
+    """Return the states of a row whose values were measured; its response has `length` tokens.
 
-    Another program may leave out all truth columns; then the row has no states. It may leave out
-    `truth_rows` alone; then each state counts for one row.
+    Another program may leave out all columns of measured states; then there are none. It may leave
+    out `truth_rows` alone; then each state counts for one row.
+
+    Raises: UserError: an entry is wrong.
     """
     columns: dict[str, Any] = {name: row.record.get(name) for name in TRUTH_COLUMNS}
     tokens, num = columns["truth_tokens"], columns.pop("truth_continuations")
@@ -182,10 +196,10 @@ def _check_places(row: FileRow, tokens: list[Any], length: int) -> None:
 
 
 def returns_settings(config: FitConfig) -> dict[str, Any]:
-    """Return the settings on which a continuation's return depends, beside its verdict.
+    """Return the settings on which the return of a continuation depends, beside its verdict.
 
-    `punished` has the budget and the ramp of the overlong punishment; None: the critic's reward
-    does not include it.
+    They are `gamma`, and `punished`: the limit of response tokens, and over how many tokens before
+    it the punishment of overlong responses grows; None: the critic's reward does not include it.
     """
     overlong, max_tokens = config.rewards.overlong, config.rollouts.max_response_tokens
     punished = (
@@ -200,10 +214,11 @@ def check_truth(
     metadata: Mapping[str, Any],
     path: Path,
 ) -> None:
-    """Check a file's measured states, if the config's value targets are `truth`.
+    """Check that value pretraining can use a file's measured states, if its targets are `truth`.
 
     Args:
         truths: the measured states of each row.
+        metadata: the file's metadata, with the settings of the returns.
 
     Raises: UserError: no row has measured states, or the returns were computed with other settings.
     """
@@ -238,7 +253,14 @@ def _punishment(punished: Sequence[int] | None) -> str:
 
 
 def with_truth(batch: RolloutBatch, truths: Sequence[Sequence[StoredTruth]]) -> RolloutBatch:
-    """Add each measured state's mean return to the batch, and how many continuations count."""
+    """Return the batch with the columns `measured_values` and `measured_draws`.
+
+    They have for each state whose value was measured the mean return of its continuations, and how
+    many of these count for the row; 0 for all other states.
+
+    Args:
+        truths: the measured states of each row.
+    """
     values, draws = (batch.rewards.new_zeros(batch.response_mask.shape) for _ in range(2))
     for row, truth in enumerate(truths):
         for state in truth:

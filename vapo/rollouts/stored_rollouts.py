@@ -32,17 +32,16 @@ KEY = "components.value_pretraining.data"
 
 
 class RolloutDataset:
-    """The rollouts of a file, as value pretraining uses them.
+    """The rollouts of a file, from which value pretraining takes its batches.
 
-    A unit is a group, or with group size 1 a row. The units of a share of the prompts, drawn
-    with the seed, are held out: no prompt is on both sides, whatever its groups are called. Pass
-    after pass goes through seeded permutations of the other units; iteration i takes positions
-    [i * num_prompts, (i + 1) * num_prompts) of this sequence.
+    A unit is a group, or with group size 1 a row. The units of a share of the prompts, drawn with
+    the seed, are held out: training and held-out units never have a prompt in common. The training
+    units are read pass after pass, each in an order of its own that depends on the seed; iteration
+    i takes the units [i * num_prompts, (i + 1) * num_prompts) of this sequence.
 
-    The `num_failed` units with an episode whose environment failed are left out: its reward is not
-    known.
-
-    A privileged critic's own prompts are made of the rows' prompts, answers and records.
+    The `num_failed` units with an episode whose environment failed are left out, because its reward
+    is not known. If the critic reads other prompts than the policy, they are made of the rows'
+    prompts, answers and records.
 
     Args:
         heldout_rows: rollouts of other prompts, which are held out in place of a share of `rows`.
@@ -79,7 +78,11 @@ class RolloutDataset:
     def _whole_units(
         self, rows: Sequence[StoredRollout], tokenizer: PreTrainedTokenizerBase
     ) -> tuple[list[list[StoredRollout]], int]:
-        """Return the units without a lost episode, and how many units are left out."""
+        """Group rows into units, and leave out units with an episode whose environment failed.
+
+        Returns: the units that are left, and how many are left out.
+        Raises: UserError: the rows do not fill groups, or lack what the critic's prompt is made of.
+        """
         units = self._units(with_stored_critic_prompts(rows, self.config, tokenizer, self.name))
         whole = [unit for unit in units if not any(row.rollout.is_lost for row in unit)]
         return whole, len(units) - len(whole)
@@ -87,7 +90,12 @@ class RolloutDataset:
     def _split(
         self, units: Sequence[list[StoredRollout]]
     ) -> tuple[list[list[StoredRollout]], list[list[StoredRollout]]]:
-        """Hold out the units of a share of the prompts; return the training and held-out ones."""
+        """Divide units into training and held-out units, so that they share no prompt.
+
+        The config has the share of the prompts that are held out; the seed draws them.
+
+        Raises: UserError: nothing would be left to train on.
+        """
         prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})
         Random(derive_seed(self.config.seed, "held-out rollouts")).shuffle(prompts)
         share = self.config.components.value_pretraining.heldout_share
@@ -108,8 +116,9 @@ class RolloutDataset:
     def compute_states(self, states_of: Callable[[RolloutBatch], list[Tensor]]) -> None:
         """Compute the actor's states of all rows once, so that every batch has `actor_states`.
 
-        They are computed in the file's order, whichever iteration is next, so that a resumed run
-        has the same bits. They stay in the host's memory until `free_states`.
+        `states_of` computes those of a batch. They are computed in the file's order, whichever
+        iteration is next, so that a resumed run has the same bits. They stay in the host's memory
+        until `free_states`.
         """
         self.free_states()  # else the batches below would have those of another critic
         units, states_by_row = [*self.training, *self.heldout], dict[int, Tensor]()
@@ -144,7 +153,10 @@ class RolloutDataset:
         return list(groups.values())
 
     def batch(self, index: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """Return the iteration's batch and metrics, a function of its index and the seed."""
+        """Return the batch of the iteration `index`, counted from 0, and its metrics.
+
+        They depend on the index and the run's seed alone.
+        """
         size = len(self.training)
         places = range(index * self.num_prompts, (index + 1) * self.num_prompts)
         units = [self.training[self._order(place // size)[place % size]] for place in places]
@@ -152,14 +164,15 @@ class RolloutDataset:
         return self.batch_of(units), metrics
 
     def passes(self, num_iterations: int) -> int:
-        """Return how many whole passes over the training units `num_iterations` iterations make."""
+        """Return how often the given number of iterations reads all training units."""
         return num_iterations * self.num_prompts // len(self.training)
 
     def heldout_batch(self) -> RolloutBatch:
         return self.batch_of(self.heldout)
 
     def batch_of(self, units: Sequence[Sequence[StoredRollout]]) -> RolloutBatch:
-        """Make a rollout batch of units, with the rewards shaped as the config says."""
+        """Make a rollout batch of units, with the punishment of overlong responses in the rewards
+        as the config says, and with measured values if these are the value targets."""
         rows = [row for unit in units for row in unit]
         batch = make_rollout_batch(
             [row.rollout for row in rows],
@@ -174,7 +187,7 @@ class RolloutDataset:
         return with_truth(batch, [row.truth for row in rows]) if has_truth else batch
 
     def describe(self) -> str:
-        """Return one line about the rollouts for the console."""
+        """Return a line for the console: how many rollouts there are to train on and held out."""
         size = self.group_size
         each = len(self.training) / self.num_prompts
         unit = "rollouts" if size == 1 else f"groups of {size}"
@@ -200,9 +213,9 @@ class RolloutDataset:
 def check_other_prompts(
     training: Sequence[StoredRollout], heldout: Sequence[StoredRollout], name: str
 ) -> None:
-    """Check that no held-out rollout is of a prompt to train on.
+    """Check that no held-out rollout has a prompt that a training rollout has. `name` is the file.
 
-    Raises: UserError, which says how many are and names one of the prompts.
+    Raises: UserError: some have; the error says how many, and names one of the prompts.
     """
     prompts = {row.rollout.prompt.prompt_ids for row in training}
     shared = [row for row in heldout if row.rollout.prompt.prompt_ids in prompts]
@@ -215,9 +228,12 @@ def check_other_prompts(
 
 
 def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> None:
-    """Check that a file's rewards of right and wrong responses are those of the config.
+    """Check that right and wrong responses have the same rewards in a file as in the config.
 
-    Raises: UserError: they are not.
+    This is not checked if the file does not say its rewards, or if verifiers give others than the
+    config's.
+
+    Raises: UserError: the rewards differ.
     """
     file_scale, rewards = metadata.get("reward"), config.rewards
     config_scale = [rewards.correct, rewards.incorrect]
@@ -240,14 +256,16 @@ def read_rollouts(
     *,
     needs_logprobs: bool | None = None,
 ) -> tuple[list[StoredRollout], str]:
-    """Read all rows of a file. Return them with the fingerprint of the policy that sampled them.
+    """Read and check all rows of a file of rollouts.
 
-    The fingerprint is empty if that is the config's policy, or is not known.
+    Return them with the fingerprint of the policy that sampled them, which is empty if that is the
+    config's policy, or is not known.
 
     Args:
-        needs_logprobs: whether a critic reads the tokens' log-probs; None: if the config's does.
+        needs_logprobs: whether a critic reads the tokens' log-probs, so that all rows must have
+            them; None: the config's critic decides.
 
-    Raises: UserError, which names the file, the row and the column.
+    Raises: UserError: something in the file is wrong; the error names the row and the column.
     """
     table, metadata = read_table(path, key=KEY)
     _check_scale(config, metadata, path)
@@ -270,9 +288,9 @@ def read_rollouts(
 
 
 def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> RolloutDataset | None:
-    """Open the rollouts that the config's value pretraining reads; None if it samples its own.
+    """Open the file of rollouts that value pretraining reads; None if it samples its rollouts.
 
-    Raises: UserError, before anything expensive.
+    Raises: UserError: something in the file is wrong.
     """
     name = config.components.value_pretraining.data
     if name is None or resolve(config).value_pretraining_iterations == 0:
@@ -285,7 +303,8 @@ def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Rollou
 def with_stored_critic_prompts(
     rows: Sequence[StoredRollout], config: FitConfig, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> Sequence[StoredRollout]:
-    """Add the critic's own prompts to the rows' prompts; unchanged where it reads the policy's.
+    """Return the rows with `critic_prompt_ids` in their prompts, if the critic reads other prompts
+    than the policy; else return them unchanged. `name` is the file.
 
     Raises: UserError: the file lacks what the template reads, or a prompt does not fit the critic.
     """
