@@ -185,10 +185,11 @@ def whitened(
     token_rewards: Float[Tensor, "B T"],
     config: FitConfig,
 ) -> Float[Tensor, "B T"]:
-    """Return the advantages with mean 0 and variance 1 over the counted tokens of all ranks.
+    """Return the advantages shifted and scaled to mean 0 and variance 1 (`functional.whiten`).
 
-    The floor of the config and the returns of `token_rewards` keep small advantages from becoming
-    large (`functional.advantages.whiten`). Every rank must call this.
+    Mean and variance are over all ranks' tokens in `counted_mask`. By the returns of
+    `token_rewards`, whitening recognizes advantages that are only noise or small, which are not
+    scaled up, as far as the config says so. Every rank must call this.
     """
     hp, algorithm = resolve(config), config.algorithm
     return whiten(

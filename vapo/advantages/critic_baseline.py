@@ -30,7 +30,7 @@ from vapo.types import EvaluatedBatch
 
 
 class CriticBaseline:
-    """Weighs the critic's advantages against those of a mean reward, as `algorithm.baseline` says.
+    """Mixes the critic's advantages with those against a mean reward, as `algorithm.baseline` says.
 
     A run has one. `rho` is the critic's weight in TETHER, fitted on earlier policy iterations.
     `num_batches` counts those iterations, `num_fits` those with a fit, and `num_critic` those in

@@ -27,10 +27,9 @@ class PoiseBaseline:
 
     A run has one. `features` [N, F] and `targets` [N] are those of the latest responses of all
     ranks, oldest first: a response's `response_features`, and the mean reward of its prompt's other
-    responses.
-    The regression is fitted anew in each iteration, before the iteration's responses are added. So
-    no response of an iteration is in the fit of its baselines. A checkpoint has both tensors, so
-    that a resumed run fits the same.
+    responses. The regression is fitted anew in each iteration, before the iteration's responses are
+    added. So no response of an iteration is in the fit of its baselines. A checkpoint has both
+    tensors, so that a resumed run makes the same fit.
     """
 
     def __init__(self, config: PoiseConfig) -> None:

@@ -153,9 +153,9 @@ class TrustedBaseline:
     def _without_critic(
         self, batch: EvaluatedBatch, rewards: Float[Tensor, " B"], others_mean: Float[Tensor, " B"]
     ) -> Float[Tensor, "B T"]:
-        """Return as advantage of each token its response's reward less the mean of the others'.
+        """Return as advantage of each token its response's reward less `others_mean`.
 
-        The others are the responses of which `others_mean` is the mean reward.
+        That is the mean reward of other responses, to the same prompt if there are some.
         """
         per_response = rewards - others_mean
         if batch.group_size > 1:  # as the estimator leave_one_out rounds it

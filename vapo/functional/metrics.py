@@ -56,8 +56,8 @@ def advantage_variance_ratio(
 
         Var(R_t - V(s_t)) / Var(R_t - B)
 
-    B is one number a response, as the mean reward of the others to its prompt. Below 1 the values
-    leave less noise than B, above 1 more. The advantages are those at lambda 1, because at a
+    B is one number a response, as the mean reward of its prompt's other responses. Below 1 the
+    values leave less noise than B, above 1 more. The advantages are those at lambda 1, because at a
     smaller lambda the variance of GAE falls for any values, even constant ones.
     Source: this repository; NeMo-RL logs a ratio of this kind.
     Padding: ignored. NaN when there is no token or B leaves nothing of the returns (x/0).
@@ -164,7 +164,7 @@ def first_token_reward_weight(
 ) -> Float[Tensor, " B"]:
     """Return the share of the final reward that reaches the first token's advantage at once.
 
-        weight = lambda^(l - 1)            gamma 1; the rest must come by way of the values
+        weight = lambda^(l - 1)        gamma 1; all other reward must come by way of the values
 
     With lambda = 1 - 1/(alpha l) it is about exp(-1/alpha) for long responses, and 0 for
     1 < l <= 1/alpha; with lambda = k^(1/l) it is k^((l-1)/l), about k.

@@ -17,7 +17,7 @@ from vapo.networks.token_inputs import TokenInputs
 
 
 class Probe(Critic):
-    """A head on the states that the actor has computed before the update (`vapo.networks.probe`).
+    """A critic that is a value head on hidden states which the actor computes before the update.
 
     It contains no part of the actor, so no gradient reaches the actor.
     """
@@ -33,11 +33,13 @@ class Probe(Critic):
 
 
 class AdapterCritic(Critic):
-    """Adapters and a head on the actor's frozen base. In its passes the actor's adapters are off.
+    """A critic that computes values with the actor's frozen base, adapters of its own and a head.
 
-    The actor is not a submodule, so that it is sharded, moved, trained and saved only once.
+    The actor's own adapters are off in its passes. The actor is not a submodule, so that it is
+    sharded, moved, trained and saved only once.
 
-    Raises: ValueError: an adapter has no place in the actor's model (`accept_adapters`).
+    Raises: ValueError: the actor's model has no hook for a module that has an adapter
+        (`accept_adapters`).
     """
 
     actor: Actor

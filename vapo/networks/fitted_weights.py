@@ -20,7 +20,7 @@ _BIAS, _ON_STATES, _ON_LOGPROBS = "score.bias", "score.weight", f"{LOGPROB_SCORE
 
 
 def fitted_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """Return by name the parameters that a regression fits: weights, then the bias.
+    """Return by name the critic's parameters that a ridge regression fits: weights, then the bias.
 
     The weights are in the order of the columns of `fitted_inputs`. A probe's states do not depend
     on its weights, so all of its head is fitted. A network's states change with each optimizer
@@ -48,7 +48,10 @@ def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
 
 @torch.no_grad()
 def current_fitted_weights(critic: Critic) -> tuple[Float[Tensor, " F"], Float[Tensor, ""]]:
-    """Return copies of the fitted weights and the bias, unsharded. Every rank must call this."""
+    """Return whole copies of the weights and the bias of a critic that a ridge regression fits.
+
+    Every rank must call this, because they may be sharded.
+    """
     *weights, bias = (_full_tensor(p)[0] for p in fitted_parameters(critic.model).values())
     return torch.cat(weights), bias
 
@@ -60,7 +63,7 @@ def _full_tensor(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put_fitted(critic: Critic, solution: RidgeSolution) -> None:
-    """Write the solution of the regression into a critic.
+    """Set the weights of a critic that a ridge regression fits (`critic.ridge`) to its solution.
 
     The critic is changed in place and may be sharded, so every rank must call this.
     """

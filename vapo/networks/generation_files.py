@@ -55,7 +55,7 @@ def generation_file(path: str) -> bytes | None:
 def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationConfig:
     """Return a generation config that has nothing but the end tokens of the model in `path`.
 
-    They stand in generation_config.json, or without that file in `config`, the model's config.json.
+    They are read from generation_config.json, or without that file from `config`, the config.json.
     A generation_config.json that is not a JSON object is named in a warning.
 
     Raises: UserError: an end token is not a token id of this model.

@@ -16,9 +16,9 @@ from vapo.system.distributed import reshard
 
 
 def put_head(model: Any, head: ValueHead) -> None:
-    """Give the model new, unfilled linear layers for a head.
+    """Replace a model's head by new linear layers with the shapes of `head`; weights are not set.
 
-    They are `score` on hidden states, and one on log-probs if the head reads them. For a plain
+    They are `score` on hidden states, and a layer on log-probs if the head reads them. For a plain
     scalar head nothing changes, because the model has that one already.
     """
     if head == ValueHead():

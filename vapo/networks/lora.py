@@ -199,9 +199,10 @@ def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrained
 
 
 def changing_names(model: PreTrainedModel) -> set[str]:
-    """Return the names of the weights that training changes, as in the model without adapters.
+    """Return the names of the weights that training changes.
 
-    With adapters these are the weights that merging them changes.
+    For a model with adapters they are the weights to which the adapters are added, under the names
+    that these have in the model without adapters.
     """
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     adapted = {f"{name.removesuffix(_B)}.weight" for name in names if name.endswith(_B)}

@@ -35,13 +35,13 @@ def computing_dtype(config: FitConfig, network_dtype: str) -> str:
 
 
 class Precision(NamedTuple):
-    """Lightning's precision, and why it was chosen."""
+    """A choice for `trainer.precision`, and the reason for it as the end of a sentence."""
 
     name: Literal["32-true", "bf16-mixed"]
     reason: str
 
     def line(self) -> str:
-        """Return the line that tells the user of the choice."""
+        """Return the line that the user is shown: the precision, and why it was chosen."""
         return f"trainer.precision auto: {self.name}, since {self.reason}"
 
 

@@ -146,7 +146,9 @@ def probe_config(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> Pre
 def checked_layers(
     layers: Sequence[int], model: PreTrainedConfig, *, key: str, path: str = ""
 ) -> tuple[int, ...]:
-    """Check that an actor has the layers that a config key names, and return their `layer_numbers`.
+    """Check that an actor has the layers that a config key names, and return their numbers.
+
+    They are counted from 0, the embedding; the last layer has the number -1 (`layer_numbers`).
 
     Args:
         path: the actor's folder, for the error; if empty, it is taken from the actor's config.
@@ -166,9 +168,10 @@ def checked_layers(
 def estimator_layers(
     algorithm: AlgorithmConfig, model: PreTrainedConfig, *, path: str = ""
 ) -> tuple[int, ...]:
-    """Return the `layer_numbers` of the actor's layers whose states the advantage estimator reads.
+    """Return the numbers of the actor's layers whose states the advantage estimator reads.
 
-    `model` is the actor's config, and `path` its folder, for the error.
+    They are counted from 0, the embedding; the last layer has the number -1. `model` is the actor's
+    config, and `path` its folder, for the error.
 
     Raises: UserError: the actor has fewer layers.
     """

@@ -47,7 +47,7 @@ def has_recurrent_layers(config: PreTrainedConfig) -> bool:
 
 
 def has_keys(layer: object) -> bool:
-    """Whether a layer of the cache has keys and values of earlier tokens."""
+    """Whether a layer of the cache keeps keys and values of earlier tokens."""
     return isinstance(layer, DynamicLayer)
 
 
@@ -60,7 +60,7 @@ def recurrent_states(layer: Any) -> list[Tensor]:
 
 
 def num_attention_layers(config: PreTrainedConfig) -> int:
-    """Count the layers that attend to earlier tokens."""
+    """Count the layers of a model that attend to earlier tokens, by its config."""
     return sum(map(has_keys, cache_layers(config)))
 
 

@@ -36,7 +36,7 @@ class Segment(NamedTuple):
     """Neighbouring tokens that attend causally to one another, and to all of a shared prompt.
 
     A segment that is a whole sequence contains its prompt, and has `prompt_length` 0.
-    `prompt_start` is the shared prompt's place in the packed row.
+    `prompt_start` is the column in the packed row at which the shared prompt begins.
     """
 
     length: int
@@ -52,11 +52,12 @@ class TokenInputs:
     are then counted from 0 in each segment, or from the end of the prompt that it continues, and
     attention is confined to the segment and that prompt.
 
-    `state_rows`, `state_columns` place the hidden state that precedes the i-th response token
-    (`targets[i]`); tokens are in row-major order of `response_mask`. The state of a shared
-    prompt's last token precedes the first token of each of its responses. `sampled_logprobs` are
-    the log-probs of the rollouts, which a value head may read; None: the tokens were not sampled.
-    `actor_states` are the actor's states before the targets, for a critic without a network.
+    `state_rows`, `state_columns` are the row and column of the hidden state that precedes the i-th
+    response token (`targets[i]`); tokens are in row-major order of `response_mask`. The state of a
+    shared prompt's last token precedes the first token of each of its responses.
+    `sampled_logprobs` are the log-probs of the rollouts, which a value head may read; None: the
+    tokens were not sampled. `actor_states` are the actor's states before the targets, for a critic
+    without a network; None for all others.
     """
 
     input_ids: Int[Tensor, "rows S"]
@@ -153,7 +154,7 @@ def _padded(sequences: Sequences, pad_id: int) -> _TokenRows:
 def _packed(sequences: Sequences, *, shares_prompts: bool) -> _TokenRows:
     """Put all pairs of prompt and response into one row.
 
-    If `shares_prompts`, pairs of one prompt stand together, behind one copy of the prompt.
+    If `shares_prompts`, pairs of one prompt are neighbours, behind one copy of the prompt.
     """
     groups: dict[Any, list[int]] = {}
     for index, (prompt, _) in enumerate(sequences):

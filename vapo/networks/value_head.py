@@ -120,7 +120,7 @@ class ValueHead:
         )
 
     def describe(self) -> str:
-        """Return a text as `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
+        """Return the head in words, for example `bounded (low -1.1, high 1.1)`."""
         options = ", ".join(
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.options.items()

@@ -149,9 +149,9 @@ class BadRollouts:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, rank: int) -> None:
-        """Let `save` write into the run's folder, to which its limits apply.
+        """Let `save` write into the run's folder from now on.
 
-        Rollouts that an earlier process has saved there count.
+        Rollouts that an earlier process has saved there count towards the limits.
         """
         self._path = run_dir / FOLDER / f"rank{rank}.jsonl"
         if self._path.exists():

@@ -131,7 +131,7 @@ class ContinuousSampling:
             goes_on.set()
 
     def cancel(self) -> None:
-        """End the thread and join it. Its episodes under way are lost."""
+        """End the thread and wait until it has ended. Episodes that have not ended are lost."""
         self._commands.put(None)
         self._goes_on.set()
         self._thread.join()

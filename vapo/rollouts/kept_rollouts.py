@@ -56,7 +56,7 @@ class Origin:
 
 
 class RunFolder(Protocol):
-    """A run's folder, and the identity of its config."""
+    """What `ResumeCache` needs of a run's folder: its path, and the identity of the config."""
 
     path: Path
     identity: str

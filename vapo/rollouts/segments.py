@@ -55,7 +55,7 @@ def begun_turns(rollout: Rollout, num_tokens: int) -> tuple[Turn, ...]:
 
     The last of them is unfinished, and has no reward.
 
-    Raises: ValueError: the rollout cannot be continued from there.
+    Raises: ValueError: the rollout is an episode of an environment, and no turn begins there.
     """
     places = open_places(rollout)
     if num_tokens not in places:

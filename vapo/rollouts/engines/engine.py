@@ -88,12 +88,12 @@ class Engine(Protocol):
 
     @property
     def has_weights(self) -> bool:
-        """Whether weights were loaded and have not been discarded since."""
+        """Whether the engine has weights: they were loaded and have not been discarded since."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks are one engine. Then each must call `results` as often as the
-        others, until no rank has a request under way (`leave`)."""
+        """Whether several ranks share one engine. Then all of them must call `results` equally
+        often, until no rank has an open request (`leave`)."""
 
     def submit(self, requests: Mapping[str, Request]) -> None:
         """Begin requests. Each has a name from the caller, which no open request may have."""

@@ -122,7 +122,7 @@ class DecodingRows:
         is the only point of a step where the host waits for the device, unless a row finishes.
 
         Returns: the indices of the rows that have finished with this token.
-        Raises: NonFiniteLogitsError: a log-prob of such a row is not finite.
+        Raises: NonFiniteLogitsError: the log-prob of a row that had not finished is not finite.
         """
         num_before, was_alive = self.num_alive, self.is_alive
         is_bad = was_alive & ~logprobs.isfinite()
@@ -231,12 +231,13 @@ class Prefilled(NamedTuple):
 
 
 def prefill_chunks(turns: Sequence[OpenTurn], *, pads: bool = True) -> Iterator[list[OpenTurn]]:
-    """Cut turns into chunks of a bounded number of padded tokens, the longest turns first.
+    """Yield turns in chunks, each of which one `prefill` runs, the longest turns first.
 
-    Turns with a cached row and turns without one are in different chunks.
+    A chunk has a bounded number of tokens that must run, with padding. Turns of which the first
+    tokens are cached and turns of which none are cached are in different chunks.
 
     Args:
-        pads: whether a chunk may have turns of unequal lengths.
+        pads: whether a chunk may have turns with different numbers of tokens to run.
     """
     turns = sorted(turns, key=lambda turn: (turn.cached_row is not None, -turn.num_new))
     chunk: list[OpenTurn] = []

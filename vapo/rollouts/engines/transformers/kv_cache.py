@@ -194,9 +194,10 @@ def join_caches(
 
 
 def _join_states(parts: Sequence[tuple[Any, Int[Tensor, " _"]]], joined: Any) -> None:
-    """Fill a new layer of a cache with copies of the recurrent states of rows of other layers.
+    """Fill a new layer of a cache, `joined`, with copies of the recurrent states of rows.
 
-    All layers are of one model, and each row has a token at least. So all have the same states.
+    `parts` has layers of other caches, each with the indices of its rows. All layers are of one
+    model, and each row has at least one token, so all layers have states of the same kinds.
     """
     first = parts[0][0]
     joined.number_of_states, joined.device, joined.dtype = (

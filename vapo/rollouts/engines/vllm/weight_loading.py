@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def load_into(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Load the weights of a checkpoint into the model of a vLLM worker."""
+    """Load weights, as (name, tensor) pairs with the names of a checkpoint, into a vLLM worker."""
     if loads_directly(worker.get_model(), worker.vllm_config):
         from vllm.config import set_current_vllm_config
 
@@ -26,11 +26,11 @@ def load_into(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def loads_directly(model: nn.Module, config: Any) -> bool:
-    """Whether a model's kernels read its parameters as `model.load_weights` fills them.
+    """Whether new weights can be copied directly into a vLLM model's parameters.
 
-    They do not where vLLM processes the parameters once they are loaded. It does that for
-    quantization, for adapters, for some models as a whole, for attention with compressed keys and
-    values, for experts, and where a kernel keeps a packed copy.
+    They cannot where vLLM processes the parameters after loading. It does that for quantization,
+    for adapters, for some models as a whole, for attention with compressed keys and values, for
+    experts, and where a kernel keeps a packed copy.
 
     Args:
         config: vLLM's own `VllmConfig`.

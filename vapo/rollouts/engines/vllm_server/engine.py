@@ -35,7 +35,7 @@ class ServedEngine(SteppedEngine):
     """An `Engine` that samples on `vllm serve` processes at these URLs.
 
     Each rank samples from its share of the servers; rank 0 sends the weights to all of them. All
-    requests are under way at once. The turns of an episode go to one server, which has cached
+    open requests are sampled at once. The turns of an episode go to one server, which has cached
     the earlier turns. Each answer says which weights sampled which of its tokens; weights of
     another run are an error. A server that cannot be reached, hangs, or was started again is lost,
     and its requests go to the others. If it is back at the next push, it is used again.

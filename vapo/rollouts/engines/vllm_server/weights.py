@@ -29,7 +29,7 @@ class WeightTransfer(Protocol):
     """A way to send the actor's weights to vLLM servers; `ServedEngine` pauses them meanwhile."""
 
     def prepare(self) -> None:
-        """Do what a push needs before the servers are paused.
+        """Do what a push of weights needs before the servers are paused.
 
         Every rank must call this, as the first call may gather shards.
         """
