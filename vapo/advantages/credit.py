@@ -99,7 +99,10 @@ def num_gae_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[
 def policy_lambda(
     batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> float | Float[Tensor, "B 1"]:
-    """Return the policy's lambda: a constant, or one number a response by its `num_gae_steps`."""
+    """Return the lambda of the policy's advantages: a constant, or a number for each response.
+
+    With `alpha` or `k` in the config it depends on the response's length in steps of GAE.
+    """
     hp, lengths = hyperparameters, num_gae_steps(batch, hyperparameters)
     if hp.k is not None:
         return length_geometric_lambda(lengths, k=hp.k)

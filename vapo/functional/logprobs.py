@@ -178,9 +178,9 @@ class _Settings(NamedTuple):
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
     def log_softmax(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probs of the whole vocabulary, and each token's normalizer.
+        """Return the log-probs of the whole vocabulary, and the normalizer of each row of logits.
 
-        The normalizer is logsumexp of the token's logits, which may be overwritten.
+        The normalizer is logsumexp of the row. The logits may be overwritten.
         """
         if self.on_cpu:
             normalizer = logits.logsumexp(dim=1)

@@ -131,6 +131,7 @@ def final_surprise(
     """Return by how much a response's reward exceeds what is expected before its last True token.
 
     Expected are the rewards received before that token, and the value of the state before it.
+
     Units: those of the reward. A row without a True token has 0.
 
     >>> v, mask = torch.tensor([[0.5, 0.9]]), torch.ones(1, 2, dtype=torch.bool)

@@ -197,7 +197,7 @@ def make_critic(
     *,
     trained: bool = True,
 ) -> Critic:
-    """Make the value model, or `critic.count` of them as one network.
+    """Make the critic: one value model, or `critic.count` value models as one network.
 
     It is sharded over `mesh` if there is one.
 
@@ -237,7 +237,7 @@ def _make_member(
 
 
 def check_frozen(config: FitConfig) -> None:
-    """Try critic.frozen on the critic's config.json and head alone, before a model is loaded.
+    """Check that critic.frozen fits the names of the critic's parameters, without loading weights.
 
     Raises: UserError: a text is in no parameter's name, or nothing would be trained.
     """
@@ -296,10 +296,10 @@ def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
 def _load_or_empty(
     load: Callable[[], Network], empty: Callable[[], Network], mesh: DeviceMesh | None
 ) -> Network:
-    """Return the network with its weights, or with a mesh without them.
+    """Return the loaded network; if there is a mesh, return the network without weights.
 
-    A sharded network is filled after it has been sharded. In a simulation (`vapo estimate`) the
-    network has fake tensors.
+    It is filled after it has been sharded. In a simulation (`vapo estimate`) the network has fake
+    tensors.
     """
     if not makes_fakes():
         return load() if mesh is None else empty()

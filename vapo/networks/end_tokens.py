@@ -42,9 +42,10 @@ def end_tokens(
     *,
     data: DataConfig | None = None,
 ) -> EndTokens:
-    """Determine the end tokens of a policy.
+    """Return the end tokens of a policy.
 
     Args:
+        generation_config: the model's, whose end tokens are among them; None: it names none.
         data: says whether prompts use the tokenizer's chat template, and with which variables. If
             they do, a turn ends as the template ends an assistant's message. None: prompts use the
             template if there is one, without variables.

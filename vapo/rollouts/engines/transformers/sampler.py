@@ -225,9 +225,9 @@ class TransformersTurns:
     def _must_join(self) -> bool:
         """Whether finished rows should be dropped and waiting turns get rows before the next token.
 
-        This copies every row that goes on. So it waits until a quarter of the rows have finished,
-        or there is room for as many new turns. Fewer new turns wait for a few forward passes at
-        most, so that turns that arrive one by one do not take a copy each.
+        Each time all rows that go on are copied. So the answer is yes if a quarter of the rows have
+        finished, or if as many new turns wait and have room. Fewer new turns wait for a few forward
+        passes, so that turns that arrive one by one do not take a copy each.
         """
         if self._rows is None:
             return bool(self._queue)
