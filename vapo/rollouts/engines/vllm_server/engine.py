@@ -171,7 +171,7 @@ class ServedEngine(SteppedEngine):
                 del self._homes[next(iter(self._homes))]
 
     def _available_servers(self) -> list[VllmServer]:
-        """Return this rank's servers that are not lost; if all are, the other ranks' servers.
+        """Return this rank's servers that are not lost; if it has none, those of all ranks.
 
         Raises: LostServerError: all servers are lost.
         """
