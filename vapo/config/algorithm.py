@@ -39,7 +39,7 @@ AdvantageEstimator = Literal[
 
 @dataclass
 class KLConfig:
-    """Divergence from the initial policy. Off in VAPO (paper: not stated)."""
+    """Options of the KL penalty against the initial policy. Off in VAPO (paper: not stated)."""
 
     coef: float = option(0.0, "weight; 0 builds no reference model", ge=0)
     estimator: Literal["k1", "k2", "k3"] = option(
@@ -50,7 +50,10 @@ class KLConfig:
 
 @dataclass
 class MismatchConfig:
-    """Correction for rollouts of another policy than the trainer's pi_old. Off in VAPO."""
+    """Options that correct the loss where another policy than pi_old sampled the rollouts.
+
+    All are off in VAPO.
+    """
 
     tis_cap: float | None = option(
         None,
@@ -84,18 +87,18 @@ class MismatchConfig:
 
     @property
     def masks(self) -> bool:
-        """Whether some responses may lose their policy loss."""
+        """Whether a response carries no policy loss where its mean ratio is out of bounds."""
         return self.mask_below is not None or self.mask_above is not None
 
     @property
     def weighs(self) -> bool:
-        """Whether tokens have importance weights."""
+        """Whether each token's policy loss is multiplied by an importance weight."""
         return self.tis_cap is not None or self.icepop
 
 
 @dataclass
 class LinearMix:
-    """weight * A_gae + (1 - weight) * A_group (Le Critique)."""
+    """Options of baseline linear_mix: weight * A_gae + (1 - weight) * A_group (Le Critique)."""
 
     weight: float = option(0.5, "of the critic's advantages", ge=0, le=1)
     group_baseline: Literal["leave_one_out", "mean"] = option(
@@ -105,7 +108,10 @@ class LinearMix:
 
 @dataclass
 class Tether:
-    """The critic's weight beside the group's mean, fitted on earlier rollouts (Le Critique)."""
+    """Options of baseline tether (Le Critique), which mixes the critic with the group's mean.
+
+    The critic's weight is fitted on earlier rollouts.
+    """
 
     ridge: float = option(1e-6, "ridge of the fit, relative", ge=0)
     decay: float = option(0.9, "of the weight's moving average; it starts at 0", ge=0, lt=1)
@@ -113,7 +119,10 @@ class Tether:
 
 @dataclass
 class Evpo:
-    """The critic where its explained variance is above a threshold, else a mean (EVPO)."""
+    """Options of baseline evpo (EVPO), which takes the critic's values or a mean reward.
+
+    It takes the values where the critic's explained variance is above the threshold.
+    """
 
     threshold: float = option(0.0, "of the explained variance of the batch", le=1)
     fallback: Literal["batch_mean", "group_mean"] = option(
@@ -127,7 +136,10 @@ class Evpo:
 
 @dataclass
 class Trusted:
-    """The critic as far as earlier rollouts say that it predicts rewards, else the others' mean."""
+    """Options of baseline trusted, which mixes the critic with the other responses' mean reward.
+
+    The critic's weight is how well it predicted the rewards of earlier rollouts.
+    """
 
     decay: float = option(
         0.5, "of the evidence of earlier rollouts, at each later rollout batch", ge=0, lt=1
@@ -155,7 +167,7 @@ class BaselineConfig:
 
     @property
     def is_of_group(self) -> bool:
-        """Whether the mean reward of a prompt's responses is in it."""
+        """Whether this baseline contains the mean reward of the prompt's responses."""
         if isinstance(self, Evpo):
             return self.fallback == "group_mean"
         return isinstance(self, LinearMix | Tether | Trusted)
@@ -254,59 +266,61 @@ class AlgorithmConfig:
 
     @property
     def ratio_to(self) -> Literal["old_policy", "rollout_policy", None]:
-        """The policy by whose probability the surrogate divides, if it does."""
+        """The policy whose probability the surrogate divides by; None if it has no ratio."""
         if self.surrogate in ("dis", "dppo_tv"):
             return "rollout_policy"
         return None if self.surrogate == "logprob" else "old_policy"
 
     @property
     def has_critic(self) -> bool:
-        """Whether advantages need values."""
+        """Whether the estimator needs a critic's values, so that a run builds a critic."""
         function_does = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_critic
         return function_does or self.advantage_estimator == "gae"
 
     @property
     def uses_gae(self) -> bool:
-        """Whether the policy's advantages are GAE's, so that its lambda is read."""
+        """Whether the estimator is GAE, on a critic's values or others, so that it reads lambda."""
         return self.advantage_estimator in ("gae", "milestones", "oppo")
 
     @property
     def compares_groups(self) -> bool:
-        """Whether the baseline of a response is made of its group."""
+        """Whether the estimator compares a response with the other responses to its prompt."""
         function_does = isinstance(self, OwnEstimatorOptions) and self.estimator_compares_groups
         return function_does or self.advantage_estimator in COMPARES_GROUPS
 
     @property
     def read_layers(self) -> tuple[int, ...]:
-        """The layers of the actor whose states the estimator reads."""
+        """The layers of the actor whose hidden states the estimator reads; empty if none."""
         if isinstance(self, PoiseOptions):
             return (self.poise.layer,)
         return tuple(self.estimator_reads_layers) if isinstance(self, OwnEstimatorOptions) else ()
 
     @property
     def reads_entropies(self) -> bool:
-        """Whether the estimator reads the entropies of the policy before the update."""
+        """Whether the estimator (POISE) reads the entropies of the policy before the update."""
         return isinstance(self, PoiseOptions)
 
     @property
     def reads_other_rewards(self) -> bool:
-        """Whether advantages are made of more than the rewards of the batch's responses, so that
-        equal ones still leave something to learn."""
+        """Whether advantages depend on more than the rewards of the batch's responses.
+
+        If so, responses that all have one reward may still have advantages other than 0.
+        """
         return self.advantage_estimator in ("greedy_baseline", "correct_only", "vine", "function")
 
     @property
     def reads_collisions(self) -> bool:
-        """Whether the estimator reads the sums of the old policy's squared probabilities."""
+        """Whether the estimator (OTB) reads sums of the old policy's squared probabilities."""
         return isinstance(self, OtbOptions)
 
     @property
     def reads_answers(self) -> bool:
-        """Whether the estimator reads the old policy's log-probs with the answer in the prompt."""
+        """Whether the estimator (OPPO) reads log-probs of a pass with the answer in the prompt."""
         return isinstance(self, OppoOptions)
 
     @property
     def needs_greedy_baseline(self) -> bool:
-        """Whether each prompt gets one greedy response as well."""
+        """Whether the estimator needs the reward of one greedy response to each prompt."""
         function_does = (
             isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline
         )

@@ -15,7 +15,7 @@ _BASELINE = "algorithm.baseline.kind"
 
 
 def estimator_has_its_groups(config: FitConfig) -> Problems:
-    """Check that options which compare the responses to one prompt have several of them."""
+    """Yield a problem for each option that compares responses to a prompt, if there is only one."""
     algorithm, baseline = config.algorithm, config.algorithm.baseline
     if resolve(config).group_size > 1:
         return
@@ -58,7 +58,7 @@ def _too_few(reason: str, also: str = "") -> Problem:
 
 
 def surrogate_is_on_policy(config: FitConfig) -> Problems:
-    """Check that the plain policy gradient is taken on rollouts of the current policy."""
+    """Check that surrogate logprob, which has no ratio, trains on the current policy's rollouts."""
     algorithm, size = config.algorithm, config.training.minibatch_size
     if algorithm.surrogate != "logprob" or algorithm.advantage_estimator == "correct_only":
         return
@@ -78,7 +78,7 @@ def surrogate_is_on_policy(config: FitConfig) -> Problems:
 
 
 def objective_reads_its_options(config: FitConfig) -> Problems:
-    """Check that the options of the objective have an effect on its gradient."""
+    """Yield a problem for each option of the objective that has no effect on its gradient."""
     algorithm, kl = config.algorithm, config.algorithm.kl
     if kl.estimator == "k1" and kl.placement == "loss":
         # Whatever the coefficient: a run that sets it later must not find out by training.
@@ -111,7 +111,7 @@ def objective_reads_its_options(config: FitConfig) -> Problems:
 
 
 def _clip_options(config: FitConfig) -> dict[str, str]:
-    """Return the options of PPO's clip that are on, and the values that turn them off."""
+    """Return the options of PPO's clip that are on, each with the value that turns it off."""
     options = {}
     if resolve(config).eps_high != config.algorithm.eps_low:
         options["components.clip_higher.enabled"] = "false"
@@ -146,7 +146,7 @@ def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
 
 
 def _mismatch_options(config: FitConfig) -> dict[str, str]:
-    """Return the keys that correct for the engine's policy, with the values that turn them off."""
+    """Return the options of `algorithm.mismatch` that are on, each with what turns it off."""
     names, mismatch = ("tis_cap", "mask_below", "mask_above"), config.algorithm.mismatch
     limits = [f"algorithm.mismatch.{n}" for n in names if getattr(mismatch, n) is not None]
     icepop = {"algorithm.mismatch.icepop": "false"} if mismatch.icepop else {}
@@ -162,7 +162,10 @@ _INSTEAD_OF_CLIP["dppo_tv"] = _INSTEAD_OF_CLIP["dis"]
 
 
 def surrogate_has_one_ratio(config: FitConfig) -> Problems:
-    """GSPO, CISPO, DIS and DPPO conflict with options that correct, clip or weigh the ratio."""
+    """Yield a problem for each option that conflicts with surrogate gspo, cispo, dis or dppo_tv.
+
+    Such an option clips, weighs or corrects the ratio a second time.
+    """
     surrogate, rollouts = config.algorithm.surrogate, config.rollouts
     if surrogate not in _INSTEAD_OF_CLIP:
         return
@@ -194,8 +197,9 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
 
 
 def rewards_are_compared_apart(config: FitConfig) -> Problems:
-    """Check that GDPO has the rewards of several verifiers, and nothing that is added to their
-    sum.
+    """Check that estimator group_relative_apart (GDPO) has the rewards of several verifiers.
+
+    Nothing may be added to the sum of these rewards.
     """
     algorithm, estimator = config.algorithm, "group_relative_apart"
     if algorithm.advantage_estimator != estimator:
@@ -226,9 +230,10 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
 
 
 def _length_weights(config: FitConfig) -> dict[str, str]:
-    """Return the key that keeps GSPO's loss from a mean over responses, with the value for one.
+    """Return the key and the value that make GSPO's loss a mean over responses.
 
-    A token mean or a sum over tokens weighs a response by its length.
+    The result is empty for other surrogates, and if the loss is that mean already. A token mean or
+    a sum over tokens weighs a response by its length.
     """
     reduction = resolve(config).loss_reduction
     if config.algorithm.surrogate != "gspo" or reduction == "sequence_mean":
@@ -256,7 +261,7 @@ def baseline_weighs_values(config: FitConfig) -> Problems:
 
 
 def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
-    """Check that continuations are sampled and judged as the rollouts are, without a discount."""
+    """Check that estimator vine samples and judges continuations as rollouts, and has gamma 1."""
     algorithm = config.algorithm
     if not isinstance(algorithm, VineOptions):
         return
@@ -270,7 +275,7 @@ def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
 
 
 def stopping_watchers_see_something(config: FitConfig) -> Problems:
-    """A watcher that may stop the run must have something to see."""
+    """Yield a problem for each watcher that may stop the run but can never see a reason to."""
     algorithm, size = config.algorithm, config.training.minibatch_size
     blind: list[tuple[str, str, str]] = []
     if not algorithm.has_critic:

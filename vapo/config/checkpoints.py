@@ -12,7 +12,7 @@ from vapo.config.sources import is_under, values_hash
 
 @dataclass
 class CheckpointConfig:
-    """See docs/resuming.md."""
+    """Options of a run's checkpoints and of resuming from them (docs/resuming.md)."""
 
     every_n_iterations: int = option(1, "how often last.ckpt is written", ge=1)
     resume: Literal["never", "auto"] = option(
@@ -55,7 +55,11 @@ FREE_KEYS = (
 
 
 def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A flattened config (`loading.flatten`) without `FREE_KEYS` and the folders of functions."""
+    """Return the values that decide which run a config is, by dotted key.
+
+    `values` is the flattened config. `FREE_KEYS` and the folders of functions are left out, and
+    keys of older versions have their new names.
+    """
     free = (*FREE_KEYS, "trainer.checkpoint_every_n_iterations")  # the last is of older runs
     new_names = {"algorithm.value_clip": "critic.value_clip"}  # of older runs, too
     decide = (key for key in values if not is_function_folder(key) and not is_under(key, free))
@@ -63,8 +67,9 @@ def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_identity(values: Mapping[str, Any]) -> str:
-    """Return 12 hex digits of `identity_values`: configs with the same ones can resume one run.
+    """Return a digest (12 hex digits) of a flattened config; equal digests can resume one run.
 
-    A sweep's `task_identity` is stricter: there the code and the models must be the same too.
+    The keys that may change between two sessions of a run (`FREE_KEYS`) do not count. A sweep's
+    `task_identity` is stricter: there the code and the models must be the same too.
     """
     return values_hash(identity_values(values))

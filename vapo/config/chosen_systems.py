@@ -20,10 +20,11 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 
 
 def two_systems(layers: Sequence[Layer]) -> str | None:
-    """Say which two files choose different systems or estimators, and the fix; None where none do.
+    """Return the error message if two files choose different systems or estimators, else None.
 
-    A file may change what it extends. Any file may replace the estimator of the base, which is
-    the first file with what it extends.
+    The message names both files and the fix. A file may change the choice of a file that it
+    extends. Any file may replace the estimator of the base, which is the first file and the files
+    that it extends.
     """
     files = [layer for layer in layers if not layer.is_overrides]
     num_base = 1 + next((i for i, layer in enumerate(files) if not layer.is_extended), 0)
@@ -41,6 +42,6 @@ def two_systems(layers: Sequence[Layer]) -> str | None:
 
 
 def check_one_system(sources: Sources) -> None:
-    """Check that the files of a command choose one system. Raises: UserError: names two files."""
+    """Raise UserError if two config files of a command choose different systems."""
     if sources.two_systems is not None:
         raise UserError(sources.two_systems)

@@ -24,7 +24,10 @@ def truth_can_be_measured(config: FitConfig) -> Problems:
 
 
 def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True) -> Problems:
-    """Find options by which a continuation's verdict is not comparable with a response's reward."""
+    """Yield a problem for each option that makes verdicts of continuations unlike rewards.
+
+    `key` is the option that asks for continuations. Outside of training, staleness is allowed.
+    """
     kl = config.algorithm.kl
     if kl.coef > 0 and kl.placement == "reward":
         yield Problem(
@@ -41,9 +44,9 @@ def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True
 
 
 def bad_segments(block: str, segments: SegmentsConfig) -> Problems:
-    """Check the regular expression that ends a step, where steps are ended by one.
+    """Yield a problem if the pattern that ends a step is invalid or matches an empty text.
 
-    `block` is the dotted key of `segments`.
+    Other kinds of segments have no pattern. `block` is the dotted key of `segments`.
     """
     if isinstance(segments, PatternSegments):
         import regex  # takes longer to load than the rest of the rules
@@ -54,7 +57,11 @@ def bad_segments(block: str, segments: SegmentsConfig) -> Problems:
 
 
 class MostContinuations(NamedTuple):
-    """What estimator vine samples beside an iteration's responses, over all processes."""
+    """Upper bounds on the continuations that estimator vine samples in an iteration, on all ranks.
+
+    `num_steps` counts the steps of one response, `num_prefixes` the texts that are continued,
+    `num_responses` and `num_tokens` the continuations and their tokens.
+    """
 
     num_steps: int
     num_prefixes: int
@@ -63,10 +70,10 @@ class MostContinuations(NamedTuple):
 
 
 def most_continuations(config: FitConfig) -> MostContinuations | None:
-    """Return the largest numbers of continuations that an iteration can have; None without vine.
+    """Return upper bounds on the continuations of an iteration; None without estimator vine.
 
-    Steps are as many as they may be, and evenly spread. Prompts are continued once for a group,
-    and no two responses begin alike.
+    Each response is assumed to have the most steps, evenly spread. The prompt is continued once for
+    its whole group, and no two responses are assumed to share a beginning.
     """
     options, numbers = config.algorithm, resolve(config)
     if not isinstance(options, VineOptions):

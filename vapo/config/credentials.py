@@ -14,7 +14,11 @@ _DATABASES = ("postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle")
 
 @dataclass(frozen=True)
 class SplitUri:
-    """A URI, and what of it is a credential. `bare` has none; user and password are decoded."""
+    """The parts of a URI: `bare` is the URI without its credentials.
+
+    `user` and `password` are percent-decoded, and None if the URI has none. `has_secret_parameters`
+    says whether query parameters with a secret, as `token=`, were removed from `bare`.
+    """
 
     bare: str
     user: str | None = field(default=None, repr=False)
@@ -27,10 +31,11 @@ class SplitUri:
 
 
 def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
-    """Separate a URI from its credentials. Any other text becomes `bare` unchanged.
+    """Return a URI without its credentials (`bare`), and the credentials.
 
-    `reference` is a regular expression for what stands for a value that is not written out: a
-    password that consists of nothing else stays, because it shows nothing.
+    A text that is not a URI becomes `bare` unchanged. `reference` is a regular expression for
+    placeholders of values. A password that consists of placeholders stays in `bare`, because it
+    shows nothing.
     """
     match = _URI.fullmatch(text)
     if match is None:
@@ -52,12 +57,15 @@ def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
 
 
 def without_credentials(text: str, *, reference: str | None = None) -> str:
-    """Return a URI without its credentials, and any other text as it is."""
+    """Return a URI without its credentials, and any other text as it is.
+
+    `reference` is a regular expression for placeholders of values, which stay.
+    """
     return split_uri(text, reference=reference).bare
 
 
 def _end_of_user_part(rest: str, *, is_database: bool) -> int:
-    """Return the number of characters up to the `@`, included; 0 without a user part.
+    """Return how many characters of a URI after `://` end with the user part's `@`; 0 without one.
 
     A password in which `/`, `?` or `#` is not written as %2F, %3F or %23 is still found: by
     SQLAlchemy's own rule for databases, and elsewhere because no port follows the colon.

@@ -18,7 +18,7 @@ from vapo.config.rewards import REWARD_RANGE
 
 @dataclass
 class BoundedHead:
-    """V = low + (high - low) (1/2 + atan(z) / pi) (BPCO)."""
+    """Options of a head whose value is low + (high - low) (1/2 + atan(z) / pi) (BPCO)."""
 
     low: float = option(-1.0, "the least value; at most the least value target", **REWARD_RANGE)
     high: float = option(
@@ -28,7 +28,7 @@ class BoundedHead:
 
 @dataclass
 class CategoricalHead:
-    """Logits over bins; the value is their expectation (HL-Gauss, Le Critique)."""
+    """Options of a head with logits over bins, whose expectation is the value (HL-Gauss)."""
 
     low: float = option(
         -1.1, "the support's lower end, somewhat below the least value target", **REWARD_RANGE
@@ -70,14 +70,14 @@ class HeadConfig:
 
 
 def as_loaded(head: HeadConfig) -> HeadConfig:
-    """Return a copy of the head whose `start` is as_loaded: the weights of the critic's folder."""
+    """Return a copy of a head's options with `start` as_loaded: its weights are not replaced."""
     loaded_head: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
     return loaded_head
 
 
 @dataclass
 class PrivilegedPrompt:
-    """What the critic reads before the response, in place of the policy's prompt."""
+    """The option of critic.prompt.kind privileged: what the critic reads as the prompt."""
 
     template: str = option(
         MISSING,
@@ -96,7 +96,7 @@ class CriticPromptConfig:
 
 @dataclass
 class SampledLogprobs:
-    """Ten columns beside the hidden state made of the log-probs with which tokens were sampled."""
+    """Options of ten more inputs of the critic's head, made of the sampled tokens' log-probs."""
 
     lr: float = option(
         1e-2, "learning rate of the columns' own weights, which start at 0 and are few", gt=0
@@ -105,7 +105,7 @@ class SampledLogprobs:
 
 @dataclass
 class RidgeConfig:
-    """A linear head's weights in closed form, from the last batches' states and value targets."""
+    """Options of a ridge regression that sets a linear head's weights from the last batches."""
 
     penalty: float = option(
         1e-3,
@@ -138,7 +138,10 @@ class ProbeConfig:
 
 @dataclass
 class ProbeCritic:
-    """A value head on the actor's hidden states, whose gradients stop there."""
+    """Options of critic.kind probe: a value head on the actor's hidden states.
+
+    Its gradients do not reach the actor.
+    """
 
     probe: ProbeConfig = section(ProbeConfig, "what the head reads of the actor")
 
@@ -271,7 +274,7 @@ _TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
 
 class ValueRange(NamedTuple):
-    """The value targets that a head can learn, its ends included."""
+    """The lowest and the highest value target that a critic's head can learn."""
 
     low: float
     high: float

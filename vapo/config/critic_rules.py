@@ -33,10 +33,7 @@ NOT_A_METHOD = {
 
 
 def critic_options_have_a_critic(config: FitConfig) -> Problems:
-    """Refuse components and options without effect when the estimator has no critic.
-
-    These are components that work on a critic's values, and options of a critic.
-    """
+    """Yield a problem for each component or option of a critic that is on, without a critic."""
     estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
     if config.algorithm.has_critic:
         return
@@ -62,10 +59,10 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
 
 
 def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
-    """Check that a critic that starts from a reward model has its path, and check a head function.
+    """Check that `critic.init` reward_model has a path, and that a head function is the whole head.
 
-    `critic.head_function` makes the whole head untrained. It excludes a start with a trained
-    head, and the options of the built-in head.
+    `critic.head_function` makes an untrained head. It conflicts with a start that has a trained
+    head, and with the options of the built-in head.
     """
     critic = config.critic
     is_missing = critic.init == "reward_model" and not critic.reward_model_path
@@ -91,9 +88,9 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
 
 
 def probe_has_no_network(config: FitConfig) -> Problems:
-    """Check the layers that a probe reads, and refuse options of a critic with a network.
+    """Check a probe's layers, and yield a problem for each option of a critic with a network.
 
-    A probe is a head on the actor's states, on which such options have no effect.
+    A probe is a head on the actor's hidden states, on which such options have no effect.
     """
     critic = config.critic
     if not isinstance(critic, ProbeCritic) or not config.algorithm.has_critic:
@@ -124,9 +121,9 @@ def probe_has_no_network(config: FitConfig) -> Problems:
 
 
 def adapters_have_a_base(config: FitConfig) -> Problems:
-    """Check that actor and critic of `critic.kind` adapters can share one frozen base.
+    """Check that the actor and a critic of kind adapters can share one frozen base.
 
-    Each has adapters of its own on the base.
+    Each of the two has adapters of its own on the base.
     """
     critic, actor = config.critic, config.actor
     if critic.kind != "adapters" or not config.algorithm.has_critic:
@@ -202,9 +199,9 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
 
 
 def range_holds_the_targets(config: FitConfig) -> Problems:
-    """Check that the head can learn the value targets which follow from the config.
+    """Yield a problem if the config's rewards give value targets outside of the head's range.
 
-    The targets of each batch are checked before its update.
+    Targets that do not follow from the config are checked in each batch, before its update.
     """
     ends, kl, kind = value_range(config.critic), config.algorithm.kl, config.critic.head.kind
     if ends is None or not config.algorithm.has_critic:

@@ -14,7 +14,10 @@ _PRETRAINING = "components.value_pretraining"
 
 
 def estimator_makes_its_targets(config: FitConfig) -> Problems:
-    """An estimator of the user's own returns the value targets: nothing else decides on them."""
+    """Yield a problem for each option of value targets that has no effect on them.
+
+    Estimators other than gae make their own value targets.
+    """
     critic, overlong = config.critic, config.rewards.overlong
     estimator = config.algorithm.advantage_estimator
     of_gae = ("critic.reward", "critic.bootstrap_truncated")
@@ -38,7 +41,11 @@ def estimator_makes_its_targets(config: FitConfig) -> Problems:
 
 
 def bootstrap_replaces_the_reward(config: FitConfig) -> Problems:
-    """What reads the reward of a truncated response cannot have it replaced by a value."""
+    """Yield a problem for each option that reads the reward of truncated responses if it is
+    replaced.
+
+    `critic.bootstrap_truncated` replaces it by a value.
+    """
     readers = {
         "rewards.overlong.soft_punishment": "is part of that reward",
         "algorithm.baseline.kind": "compares it with other responses' rewards",
@@ -72,7 +79,10 @@ def noise_weights_know_the_noise(config: FitConfig) -> Problems:
 
 
 def residual_is_of_a_mean_reward(config: FitConfig) -> Problems:
-    """What is left of a return after a mean reward is 0 on average, and both are undiscounted."""
+    """Yield a problem for a discount or a head that starts at a mean reward, with target residual.
+
+    A residual is a return minus a mean reward. It is 0 on average.
+    """
     critic, head, residual = config.critic, config.critic.head, "critic.target residual"
     if critic.target != "residual":
         return
@@ -117,7 +127,11 @@ def anchors_and_k_are_used(config: FitConfig) -> Problems:
 
 
 def critics_can_be_trained(config: FitConfig) -> Problems:
-    """What a sharded critic does not have, adapters what is frozen, one critic none to agree."""
+    """Yield a problem for each option of adapters or of several critics that cannot work.
+
+    Adapters exclude `critic.frozen`. Several critics cannot be sharded, and the options that
+    compare critics need two or more.
+    """
     algorithm, critic = config.algorithm, config.critic
     if critic.lora is not None and critic.frozen:
         yield Problem(
@@ -150,7 +164,11 @@ _OF_STEPS = ("value_clip", "epochs", "minibatch_size", "num_minibatches")
 
 
 def ridge_fits_linear_weights(config: FitConfig) -> Problems:
-    """A regression in closed form needs a value that is linear in what the head reads."""
+    """Yield a problem for each option that contradicts `critic.ridge`.
+
+    The ridge regression needs a value that is linear in float32 weights which it may change. It
+    fits a probe without optimizer steps.
+    """
     critic, key = config.critic, "critic.ridge"
     if critic.ridge is None or not config.algorithm.has_critic:
         return
@@ -189,7 +207,10 @@ def ridge_fits_linear_weights(config: FitConfig) -> Problems:
 
 
 def stored_rollouts_are_read(config: FitConfig) -> Problems:
-    """What is said of stored rollouts is read only where there are some."""
+    """Check the options of value pretraining.
+
+    The options of stored rollouts have an effect only with a file, `data`, which one process reads.
+    """
     settings = config.components.value_pretraining
     names = ("epochs", "heldout_share", "patience", "targets") if settings.data is None else ()
     for key, *_ in changed(config, (f"{_PRETRAINING}.{name}" for name in names)):
@@ -225,7 +246,10 @@ def stored_rollouts_are_read(config: FitConfig) -> Problems:
 
 
 def truth_is_of_the_same_returns(config: FitConfig) -> Problems:
-    """Continuations end in any way, and earn what the verifier says: so must the responses."""
+    """Check that truncated responses are trained on their verdicts, with pretraining targets truth.
+
+    The truth is measured by continuations, and truncated ones count with their verdicts.
+    """
     settings, key = config.components.value_pretraining, f"{_PRETRAINING}.targets"
     critic = config.critic
     if settings.targets != "truth":

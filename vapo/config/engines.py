@@ -12,7 +12,7 @@ from vapo.config.kinds import option, section
 
 @dataclass
 class EngineOptions:
-    """What the trainer decides of an engine, wherever it runs."""
+    """Options of a sampling engine that the trainer reads, wherever the engine runs."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto",
@@ -30,7 +30,7 @@ class EngineOptions:
     )
 
     def dtype_name(self, precision: str, actor_dtype: str) -> str:
-        """The engine's dtype beside a trainer of that precision."""
+        """Return the engine's dtype; `auto` depends on the trainer's precision, then the actor."""
         if self.dtype != "auto":
             return self.dtype
         return "bfloat16" if precision == "bf16-mixed" else actor_dtype
@@ -38,7 +38,7 @@ class EngineOptions:
 
 @dataclass
 class VllmOptions(EngineOptions):
-    """What starts a vLLM engine: in every trainer process, or by `vapo serve`."""
+    """Options with which a vLLM engine starts, in a trainer process or by `vapo serve`."""
 
     gpu_memory_utilization: float = option(
         0.5, "share of the device's memory for the engine's weights and KV cache", gt=0, le=1
@@ -65,7 +65,7 @@ class VllmOptions(EngineOptions):
 
 @dataclass
 class ColocatedVllm(VllmOptions):
-    """An engine in every trainer process."""
+    """Options of the vLLM engine that runs inside every trainer process."""
 
     sleep_level: Literal["auto", 0, 1, 2] = option(
         "auto",
@@ -76,13 +76,13 @@ class ColocatedVllm(VllmOptions):
 
     @property
     def depth(self) -> int:
-        """The level as a number. It is 1 for `auto`, which `vapo fit` replaces where it can."""
+        """The sleep level as a number: 1 for `auto`, which `vapo fit` replaces where it can."""
         return 1 if self.sleep_level == "auto" else self.sleep_level
 
 
 @dataclass
 class ServerOptions(VllmOptions):
-    """`vllm serve` processes, and how `vapo serve` starts one for the config."""
+    """Options of the `vllm serve` processes that sample for a run, which `vapo serve` starts."""
 
     urls: str = option(MISSING, "addresses, as http://gpu2:8100, separated by commas")
     weights: Literal["folder", "nccl"] = option(

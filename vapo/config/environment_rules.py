@@ -18,7 +18,10 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 
 
 def environment_can_be_made(config: FitConfig | SftConfig) -> Problems:
-    """A source of the tasks of an environment of the package verifiers is of the one that plays."""
+    """Check the limits of episodes, and that tasks of the package verifiers have their environment.
+
+    A data source of kind verifiers has the tasks of one environment, which must play them.
+    """
     options, budget = config.environment.episode_options, config.rollouts.max_response_tokens
     template, max_turn_tokens = options.observation_template, options.max_turn_tokens
     if template is not None and "{observation}" not in template:
@@ -45,8 +48,11 @@ def environment_can_be_made(config: FitConfig | SftConfig) -> Problems:
 
 
 def episodes_are_of_their_environment(config: FitConfig) -> Problems:
-    """What needs a verdict that can be given again, dealt out anew, or measured in advance, and
-    what begins a response in its middle."""
+    """Yield a problem for each option that cannot be used with an environment.
+
+    Such an option needs a verifier's verdict of a whole response, or begins a response in its
+    middle.
+    """
     algorithm, estimator = config.algorithm, config.algorithm.advantage_estimator
     if not config.environment.is_used:
         return
@@ -89,7 +95,7 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
 
 
 def turns_have_one_value(config: FitConfig) -> Problems:
-    """GAE over turns: whose they are, and what reads a value at every token."""
+    """Check that GAE over turns has an environment, and nothing that reads values of tokens."""
     algorithm = config.algorithm
     if algorithm.gae_over != "turns":
         return

@@ -35,10 +35,11 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class EnvironmentValue:
-    """A config value that comes from the environment, in part or as a whole.
+    """A config value that comes from environment variables, in part or as a whole.
 
-    `text` is as the user wrote it, with `${oc.env:NAME}` unresolved. `source` is the same in the
-    config's language, which escapes the text around interpolations. `names` are the variables.
+    `text` is what the user wrote, with `${oc.env:NAME}` unresolved. `source` is the same in
+    OmegaConf's syntax, which escapes the text around interpolations. `names` are the variables, and
+    `value` is the resolved value.
     """
 
     text: str
@@ -48,34 +49,44 @@ class EnvironmentValue:
 
     @property
     def is_secret(self) -> bool:
-        """By the variables' names: a password may change while a run stays the same run."""
+        """Whether one of the variables is a secret by its name, as a password.
+
+        A secret may change while a run stays the same run.
+        """
         return any(map(is_secret_name, self.names))
 
 
 @dataclass(frozen=True)
 class FromEnvironment:
-    """Which values of a config the environment gives, by their place in it."""
+    """The values of a config that come from environment variables.
+
+    They are found by the keys and list indices that lead to them (`Place`).
+    """
 
     values: Mapping[Place, EnvironmentValue] = field(default_factory=dict)
 
     def under(self, key: str) -> dict[Place, EnvironmentValue]:
-        """The environment's values at or below a dotted key."""
+        """Return the values from the environment at or below a dotted key."""
         block = tuple(key.split("."))
         return {path: v for path, v in self.values.items() if path[: len(block)] == block}
 
     def taking(self, key: str, other: FromEnvironment) -> FromEnvironment:
-        """The values of this config after its block `key` was replaced by that of `other`."""
+        """Return these values as if the config's block `key` came from the config of `other`."""
         remaining_values = {
             path: v for path, v in self.values.items() if path not in self.under(key)
         }
         return FromEnvironment({**remaining_values, **other.under(key)})
 
     def text_of(self, value: str) -> str:
-        """A value of the config as it is written."""
+        """Return a value of the config as the user wrote it, with `${oc.env:NAME}` unresolved."""
         return next((v.text for v in self.values.values() if v.value == value), value)
 
     def identify(self, value: str | None) -> str | None:
-        """A value as it is written, with a digest that tells two values of a variable apart."""
+        """Return a text that identifies a config value without showing a credential.
+
+        A value from the environment is given as the user wrote it. A digest follows, unless it is
+        secret, so that two values of a variable differ. Any other URI loses its credentials.
+        """
         match = next((v for v in self.values.values() if v.value == value), None)
         if value is None or match is None:
             return value if value is None else without_credentials(value)
@@ -83,17 +94,20 @@ class FromEnvironment:
         return match.text if match.is_secret else f"{match.text} ({digest})"
 
     def redact(self, text: str) -> str:
-        """The text with the variables' names where it shows what is in them."""
+        """Return the text with `${oc.env:NAME}` in place of each variable's value."""
         return Redactor(self.texts)(text)
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """What the variables hold, each with what is shown in its place."""
+        """Pairs of a variable's value and the `${oc.env:NAME}` that is shown in its place."""
         return texts_of_variables({name for value in self.values.values() for name in value.names})
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """The values of a config or a block of one, resolved: for use, not to be written."""
+    """Return the resolved values of a config or a block of one, as nested dicts.
+
+    They may hold secrets: they are for use, and must not be written or shown.
+    """
     tree = dataclasses.asdict(config)
     tree.pop(FIELD, None)
     tree.pop(SOURCES, None)
@@ -101,12 +115,12 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def escape(text: str) -> str:
-    """A resolved text may hold a literal `${`, which would be read as an interpolation."""
+    """Escape each literal `${` in a resolved text, so that it is not read as an interpolation."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
 def variables_in(value: Any) -> set[str]:
-    """The variables of all `${oc.env:NAME}` in an unresolved value."""
+    """Return the names of the variables in all `${oc.env:NAME}` of an unresolved value."""
     if isinstance(value, Mapping):
         return set().union(*map(variables_in, value.values()))
     if isinstance(value, (list, tuple)):
@@ -115,15 +129,19 @@ def variables_in(value: Any) -> set[str]:
 
 
 def texts_of_variables(names: Iterable[str]) -> list[tuple[str, str]]:
-    """What these variables hold, each with what is shown in its place."""
+    """Return pairs of a variable's value and the `${oc.env:NAME}` that is shown in its place.
+
+    Variables that are not set are left out.
+    """
     return [(os.environ[name], f"${{oc.env:{name}}}") for name in names if name in os.environ]
 
 
 def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:
-    """What of a resolved config came from the environment, by the tree that it was made from.
+    """Return which values of a resolved config came from the environment.
 
-    The tree is resolved once more, with marks in place of what the variables hold: so a value
-    that is taken from another key, or put together from several, is found as well.
+    `tree` is the unresolved config. It is resolved once more with marks in place of the variables'
+    values, so that a value which is taken from another key, or put together from several, is found
+    as well.
 
     Raises: OmegaConfBaseException where a variable chooses a key and gives no value.
     """
@@ -151,7 +169,7 @@ def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:
 
 
 class _Marks:
-    """Stand-ins for `${oc.env:...}`, and for what is made of one."""
+    """Marks, which stand for `${oc.env:...}` in a text, each with the source that it stands for."""
 
     def __init__(self) -> None:
         self._sources: list[str] = []
@@ -209,14 +227,17 @@ class _Marks:
         return [name for mark in MARKED.finditer(text) for name in self._names[int(mark[1])]]
 
     def _quoted(self, text: str) -> str:
-        """Write a text as an argument of a resolver."""
+        """Return a marked text as an argument of a resolver, quoted unless it is one mark."""
         inside = self._expand(text, escape)
         if MARKED.fullmatch(text):
             return inside
         return "'" + re.sub(r"(\\*)'", r"\1\1\\'", inside) + "'"
 
     def _expand(self, marked: str, literal: Callable[[str], str]) -> str:
-        """Marks to interpolations; `literal` is applied to the text between them."""
+        """Return a text with its marks replaced by the interpolations that they stand for.
+
+        `literal` is applied to each piece of text between marks.
+        """
         pieces = MARKED.split(marked)
         out = ""
         for index, piece in enumerate(pieces):

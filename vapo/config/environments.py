@@ -12,7 +12,7 @@ from vapo.config.kinds import FOLDER_DOC, choice, option
 
 @dataclass
 class EpisodeOptions:
-    """What every environment is held to, and what its episodes count as."""
+    """Options of every kind of environment: limits of its episodes, and when one is correct."""
 
     variables: list[str] = option(
         [],
@@ -72,17 +72,17 @@ class EnvironmentConfig:
 
     @property
     def is_used(self) -> bool:
-        """Whether rollouts are episodes."""
+        """Whether an environment answers the policy, so that rollouts are episodes of turns."""
         return self.kind is not None
 
     @property
     def episode_options(self) -> EpisodeOptions:
-        """What episodes are held to; a response, which is one of one turn, meets the defaults."""
+        """The options of episodes; without an environment, the defaults, which a response meets."""
         return self if isinstance(self, EpisodeOptions) else EpisodeOptions()
 
 
 def environment_name(environment: EnvironmentConfig) -> str:
-    """The function or id by which the config names it."""
+    """Return the function or id by which the config names its environment, or "none"."""
     if isinstance(environment, VerifiersEnvironment):
         return environment.id
     return environment.function if isinstance(environment, FunctionEnvironment) else "none"

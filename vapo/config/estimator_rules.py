@@ -14,7 +14,10 @@ _TEMPLATE = "algorithm.oppo.template"
 
 
 def values_are_worth_rewards(config: FitConfig) -> Problems:
-    """The value of a state is what whole responses earn, however far they still go."""
+    """Check that gamma is 1 and no KL is in the reward, with estimator milestones or oppo.
+
+    Both value a state by the rewards of whole responses.
+    """
     algorithm = config.algorithm
     if isinstance(algorithm, MilestonesOptions):
         reason = f"{_ESTIMATOR} milestones values a state by the rewards of other responses"
@@ -32,7 +35,7 @@ def values_are_worth_rewards(config: FitConfig) -> Problems:
 
 
 def evidence_is_of_an_answer(config: FitConfig) -> Problems:
-    """OPPO's value is a chance of success between two rewards, and its evidence is an answer's."""
+    """Check that estimator oppo has two rewards to value between, and an answer in its template."""
     algorithm = config.algorithm
     if not isinstance(algorithm, OppoOptions):
         return

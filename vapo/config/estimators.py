@@ -15,7 +15,7 @@ from vapo.config.values import SegmentsConfig
 
 @dataclass
 class OwnEstimatorOptions:
-    """What an estimator of the user's own needs (docs/extending.md)."""
+    """Options of the user's own estimator: the function, and what it needs (docs/extending.md)."""
 
     estimator_function: str = option(
         MISSING,
@@ -44,7 +44,7 @@ class OwnEstimatorOptions:
 
 @dataclass
 class VineOptions:
-    """Where responses are continued, and how often, to know what their steps are worth."""
+    """Options of estimator vine, which continues responses to measure their steps' worth."""
 
     vine_continuations: int = option(
         9, "fresh responses sampled on from the start of each step (VinePPO: 9)", ge=1
@@ -84,7 +84,7 @@ class PoiseConfig:
 
 @dataclass
 class PoiseOptions:
-    """The baseline that is predicted from the hidden states of the prompt's other responses."""
+    """Options of estimator poise, whose baseline is a regression on other responses' states."""
 
     poise: PoiseConfig = section(PoiseConfig, "what is read of the actor, and the regression on it")
 
@@ -105,7 +105,10 @@ class MilestonesConfig:
 
 @dataclass
 class MilestonesOptions:
-    """GAE with values that are the mean rewards of others that came to the same numbers."""
+    """Options of estimator milestones, which is GAE with values that no network learns.
+
+    A value is the mean reward of the other responses that came to the same numbers.
+    """
 
     milestones: MilestonesConfig = section(
         MilestonesConfig, "the numbers in responses, and what states are worth by them"
@@ -123,7 +126,10 @@ class OtbConfig:
 
 @dataclass
 class OtbOptions:
-    """A baseline for each token: the group's returns, weighted by the gradients so far."""
+    """Options of estimator otb, which has a baseline for each token.
+
+    It is the mean of the group's returns, weighted by the responses' gradients so far.
+    """
 
     otb: OtbConfig = section(OtbConfig, "what the baseline is where the formula says nothing")
 
@@ -148,6 +154,9 @@ class OppoConfig:
 
 @dataclass
 class OppoOptions:
-    """GAE with values from how much likelier the answer makes each token."""
+    """Options of estimator oppo, which is GAE with values that no network learns.
+
+    They follow from how much likelier each token is with the answer in the prompt.
+    """
 
     oppo: OppoConfig = section(OppoConfig, "the answer's prompt, and how its evidence is counted")

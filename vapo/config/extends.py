@@ -16,12 +16,12 @@ from vapo.errors.suggestions import nearest_path
 
 
 def read_files(paths: Sequence[Path], *, below: Sequence[Layer] = ()) -> list[Layer]:
-    """Read the files, each after the files that it extends: the last wins.
+    """Return the layers of config files, each after those of the files that it extends.
 
-    `extends: other.yaml`, or a list of files, is relative to the file that says it. A file that
-    is extended is laid once, at its first place: where two files extend the same third one, the
-    second does not take back what the first changed. A file named in `paths` is always laid,
-    where it is named. `below` are the layers that are already there.
+    The last layer wins. `extends: other.yaml`, or a list of files, is relative to the file that
+    says it. A file that is extended has one layer, at its first place: where two files extend a
+    third one, the second does not undo what the first changed. Each file in `paths` has a layer at
+    its own place. `below` are layers that come before; their files are not extended again.
 
     Raises: UserError: a file is not there, is not YAML, or extends itself through others.
     """
@@ -33,8 +33,8 @@ def _with_extended(path: Path, laid: set[Path], above: Mapping[Path, Path]) -> l
     """Return the layers of the files that `path` extends, and its own layer last.
 
     Args:
-        laid: the files that are already there, resolved; those of the result are added.
-        above: the files that lead here, as resolved and as they are named.
+        laid: the resolved paths of all files that have a layer; those of the result are added.
+        above: the files that extend one another down to `path`: resolved path -> path as written.
     """
     whole, layers = read_file(path), list[Layer]()
     own_file = path.resolve()
@@ -79,7 +79,10 @@ def _why_no_file(path: Path, folder: Path) -> str | None:
 
 
 def _extended(layer: Layer, path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the place (`file:line`) that names each extended file, and the file's path."""
+    """Yield, for each file that a layer extends, the place that says so, and the file's path.
+
+    The place is `file:line` of the key `extends`.
+    """
     value: Any = layer.tree.get(EXTENDS, [])
     for name in value if isinstance(value, list) else [value]:
         place = layer.place(EXTENDS)

@@ -132,9 +132,10 @@ _NOTES = {
 
 
 def meant_key(key: str, entries: Mapping[str, Entry]) -> str | None:
-    """Return the key that an unknown one means: another library's name for it, or a slip.
+    """Return the key that an unknown key most likely means, or None.
 
-    Of two keys of one meaning the one in the same block is taken: critic.optimizer.lr.
+    The unknown key is another library's name, or a misspelling. Of two keys with one meaning, the
+    one in the unknown key's block is taken, as critic.optimizer.lr.
     """
     names = key.split(".")
     endings = (".".join(names[start:]) for start in range(len(names)))
@@ -155,8 +156,9 @@ def _candidates(key: str, target: str) -> Iterable[str]:
 
 
 def did_you_mean_key(key: str, entries: Mapping[str, Entry]) -> str:
-    """Return `; did you mean '...'?`, with the unit where other libraries have another, or no
-    text.
+    """Return the hint `; did you mean '...'?` for an unknown key, or an empty text.
+
+    For another library's name the hint adds what our key counts, where theirs counts otherwise.
     """
     if (meant := meant_key(key, entries)) is None:
         return ""

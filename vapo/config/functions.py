@@ -22,7 +22,7 @@ from vapo.config.written import flatten
 
 
 def functions_are_import_paths(config: Any) -> Problems:
-    """Check the form of each path of a function; nothing is imported."""
+    """Yield a problem for each key whose path of a function has a wrong form; import nothing."""
     values = flatten(config)
     for key, path in values.items():
         is_function = key.endswith("function") and f"{key}_folder" in values
@@ -34,10 +34,10 @@ def functions_are_import_paths(config: Any) -> Problems:
 
 
 def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> None:
-    """Set each `K_folder` that is null, or older than K, to the folder of the file where K is
-    written.
+    """Set `K_folder`, for each key K that names a function, to the folder of K's config file.
 
-    Without a function there is no folder, whether K was written or not.
+    A `K_folder` that the same layer as K or a later one sets is kept. Where K is null, `K_folder`
+    becomes null.
     """
     for key in dict.fromkeys(key.removesuffix("_folder") for key in origins.layers):
         folder_key = f"{key}_folder"

@@ -37,8 +37,8 @@ class Hyperparameters:
     `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
     policy's lambda is the constant `lambda_policy`, unless `k` is given (one of the two at most).
     `gae_over`: whether a token or a whole turn is one step of gamma and the lambdas.
-    `reads_old_logprobs`: see the function of that name. `verifier_weights`: of several verifiers,
-    by their names.
+    `reads_old_logprobs`: whether training needs the policy's log-probs from before the update.
+    `verifier_weights`: the weight of each verifier by name; empty if there is one verifier.
     """
 
     value_pretraining_iterations: int
@@ -59,7 +59,7 @@ class Hyperparameters:
 
     @property
     def num_responses(self) -> int:
-        """Responses of an iteration."""
+        """The number of responses in an iteration."""
         return self.num_prompts * self.group_size
 
 
@@ -124,7 +124,10 @@ def reads_old_logprobs(config: FitConfig) -> bool:
 
 
 def num_actor_steps(config: FitConfig) -> int:
-    """Optimizer steps of the actor in an iteration; groups that are off are groups of one."""
+    """Return the number of the actor's optimizer steps in an iteration.
+
+    The number of responses is num_prompts * group_size, whether group sampling is on or off.
+    """
     group = config.components.group_sampling
     total = group.num_prompts * group.group_size
     return total // (config.training.minibatch_size or total)
@@ -146,7 +149,7 @@ STALE_TIS_CAP = 2.0
 
 
 def mismatch_of(config: FitConfig) -> MismatchConfig:
-    """The correction for rollouts of another policy, with its default where rollouts are older.
+    """Return the mismatch options of a config, with the default correction for stale rollouts.
 
     `training.max_staleness` above 0 turns truncated importance sampling on, unless IcePop is on,
     the surrogate divides by the rollouts' own probabilities already (dis, dppo_tv), or the
@@ -170,6 +173,6 @@ def is_first_last_or_nth(number: int, every_n: int | None, *, is_last: bool) -> 
 
 
 def evaluated_iterations(config: FitConfig) -> list[int]:
-    """The iterations of the policy (from 1) after which a run evaluates; the last is among them."""
+    """Return the policy's iterations, from 1, after which a run evaluates; the last is one."""
     last, every = config.training.num_iterations, config.evaluation.every_n_iterations
     return [*range(every, last, every), *([last] if last else [])]

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def option(default: Any, doc: str, **bounds: float) -> Any:
-    """A config field: its default, its help text, and the range that validation enforces.
+    """Make a config field: its default, its help text, and the range that validation enforces.
 
     The range is given as `ge` or `gt`, then `le` or `lt`.
     """
@@ -30,7 +30,7 @@ def option(default: Any, doc: str, **bounds: float) -> Any:
 
 
 def choice(default: str | None, doc: str, **options: type) -> Any:
-    """A field whose value decides which other keys its block has (see above).
+    """Make a config field whose value, a kind, decides which other keys its block has.
 
     Args:
         options: for each value that has keys of its own, the dataclass of them. A layer that
@@ -41,13 +41,16 @@ def choice(default: str | None, doc: str, **options: type) -> Any:
 
 
 def section(factory: Callable[[], _T], doc: str) -> _T:
-    """A nested block of the config; of a class, with the options of its kinds."""
+    """Make a config field that holds a block of keys.
+
+    If `factory` is a class, the block has the options of its default kinds, too.
+    """
     default_factory = partial(make, factory) if isinstance(factory, type) else factory
     return field(default_factory=default_factory, metadata={"doc": doc})
 
 
 def not_a_key(factory: Callable[[], _T]) -> _T:
-    """A field that neither a file nor an override sets, and that makes no two configs different."""
+    """Make a field of a config that no file or override sets, and that comparisons ignore."""
     metadata = {"is_key": False}
     return field(default_factory=factory, repr=False, compare=False, metadata=metadata)
 
@@ -59,14 +62,15 @@ FOLDER_DOC = (
 
 
 def is_function_folder(key: str) -> bool:
-    """Whether a key, dotted or not, says where a function is looked for."""
+    """Whether a key, dotted or not, names the folder in which a function is looked for."""
     return key.endswith("function_folder")
 
 
 def make(block: type, **values: Any) -> Any:
-    """A block with the options of its kinds, as loading a config makes one.
+    """Return an instance of a block's class that has the options of its kinds.
 
-    The result has the block's own type and its kinds' types: `isinstance` narrows it.
+    Loading a config makes blocks in this way, too. The instance's type has the block's class and
+    the classes of its kinds as bases, so `isinstance` narrows it.
 
     Raises: TypeError: an option that the kinds do not have.
     """
@@ -75,13 +79,16 @@ def make(block: type, **values: Any) -> Any:
 
 
 def kinds_of(block: type) -> Mapping[str, Mapping[Any, type]]:
-    """For each key of the block that names a kind: the dataclass of each of its values."""
+    """Return, for each key of the block that names a kind, the options' class of each kind."""
     fields = dataclasses.fields(block)
     return {f.name: f.metadata["kinds"] for f in fields if "kinds" in f.metadata}
 
 
 def own_type(block: type[_T], values: Mapping[str, Any]) -> type[_T]:
-    """The block's type under the kinds in `values`; an unset or unknown one is the default's."""
+    """Return the block's class joined with the classes of the kinds that `values` names.
+
+    For a kind that is unset or unknown, the default kind is taken.
+    """
     kinds_or_none: list[type | None] = []
     for name, options in kinds_of(block).items():
         value, default = values.get(name), getattr(block, name)
@@ -93,7 +100,7 @@ def own_type(block: type[_T], values: Mapping[str, Any]) -> type[_T]:
 
 @cache
 def _names(hint: Any) -> frozenset[Any]:
-    """The values that a `Literal` has, an optional one's too."""
+    """Return the values of a `Literal` type, or of all `Literal` types in a union."""
     if get_origin(hint) is Literal:
         return frozenset(get_args(hint))
     return frozenset[Any]().union(*(_names(part) for part in get_args(hint)))
@@ -118,7 +125,7 @@ def _remade(block: type, values: Mapping[str, Any]) -> Any:
 
 
 def kind_options(block: Any, name: str) -> dict[str, Any]:
-    """The key of a block that names a kind, and the kind's options."""
+    """Return a block's value of the key `name`, which is a kind, and of that kind's options."""
     kind = kinds_of(type(block))[name].get(getattr(block, name))
     names = option_names(kind) if kind is not None and isinstance(block, kind) else ()
     return {n: getattr(block, n) for n in (name, *names)}
@@ -129,7 +136,10 @@ def option_names(kind: type) -> list[str]:
 
 
 def defining_class(kind: type | None, name: str) -> type | None:
-    """The class that declares an option of a kind: two kinds share it if this is the same."""
+    """Return the class that declares an option of a kind, or None.
+
+    Two kinds share the option if they have this class in common.
+    """
     classes = () if kind is None else kind.__mro__
     return next((c for c in classes if name in inspect.get_annotations(c)), None)
 
@@ -142,7 +152,7 @@ def hints_of(block: type) -> dict[str, Any]:
 def split_null(hint: Any) -> tuple[Any, bool]:
     """Return a key's type without null, and whether it may be null.
 
-    The type may be a union with words that can stand in a value's place, as `auto`.
+    The type may be a union of a type and words, as `int | Literal["auto"]`.
     """
     if not is_union(hint):
         return hint, False
@@ -160,5 +170,5 @@ def is_union(hint: Any) -> bool:
 
 
 def types_in(kind: Any) -> tuple[Any, ...]:
-    """Return the types of which a value of a key may be one."""
+    """Return the types that a key's value may have: the members of a union, or the type."""
     return get_args(kind) if is_union(kind) else (kind,)

@@ -44,8 +44,8 @@ _NUMBERS = {
 class Layer:
     """One source of config values: a file, or the overrides of a command line.
 
-    `folder` is the file's folder, or the one in which the command was typed. It is None for text
-    from elsewhere.
+    `lines` has the line of each dotted key. `folder` is the file's folder, or the one in which the
+    command was typed; it is None for text from elsewhere.
     """
 
     name: str
@@ -61,7 +61,10 @@ class Layer:
         return self.name in _OVERRIDES
 
     def place(self, key: str) -> str:
-        """Where the key, or the nearest block around it, is written: `file:line`."""
+        """Return `file:line` where the key, or the nearest block around it, is written.
+
+        The result is the layer's name alone if that line is not known.
+        """
         while key not in self.lines and "." in key:
             key = key.rpartition(".")[0]
         return f"{self.name}:{self.lines[key]}" if key in self.lines else self.name
@@ -73,18 +76,21 @@ class Layer:
         return value
 
     def leaves(self) -> list[str]:
-        """Dotted keys of the values; an empty block counts as one."""
+        """Return the dotted keys of all values; an empty block counts as a value."""
         return [key for key, _ in leaves(self.tree)]
 
 
 def read_file(path: Path) -> Layer:
-    """Raises: UserError when the file is not there or is not a YAML mapping."""
+    """Read a YAML file as a layer.
+
+    Raises: UserError: it does not exist, or holds something other than a mapping.
+    """
     text = text_of(path, option="--config")
     return replace(read_text(text, str(path)), folder=str(path.parent.resolve()))
 
 
 def text_of(path: Path, *, option: str) -> str:
-    """What a file of YAML says, which the user has named by this option.
+    """Return the text of a YAML file, which the user has named by this command-line option.
 
     Raises: UserError: it is not there, is too large for a config, or no text.
     """
@@ -112,9 +118,9 @@ def text_of(path: Path, *, option: str) -> str:
 
 @lru_cache(maxsize=256)
 def read_text(text: str, name: str) -> Layer:
-    """A layer from YAML text; `name` stands for the file in errors.
+    """Return the layer that a YAML text holds; `name` stands for the file in errors.
 
-    A sweep reads the same files for every row.
+    Results are cached, because a sweep reads the same files for every row. Raises: UserError.
     """
     try:
         node = limits.composed_node(text)
@@ -135,7 +141,7 @@ def read_text(text: str, name: str) -> Layer:
         )
     lines, sources = dict[str, int](), dict[str, str]()
     try:
-        _number(node, "", name, lines)
+        _record_lines(node, "", name, lines)
         value = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
         tree = as_in_source(node, value, "", sources)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
@@ -145,8 +151,14 @@ def read_text(text: str, name: str) -> Layer:
     return Layer(name, tree, lines, sources)
 
 
-def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> None:
-    """Record each key's line; a key written twice is an error, not a silent choice."""
+def _record_lines(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> None:
+    """Add the line of each dotted key below a YAML node to `lines`, and check keys and texts.
+
+    `prefix` is the node's dotted key and a dot.
+
+    Raises: UserError: a key is written twice or cannot be a name, an interpolation is malformed, or
+    a scalar is above a limit.
+    """
     if isinstance(node, yaml.ScalarNode) and (reason := limits.scalar_excess(node)) is not None:
         raise UserError(f"{_place(name, node)}: {prefix.rstrip('.')}: {reason}")
     if is_interpolation(node.value):
@@ -157,7 +169,7 @@ def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> N
             raise UserError(f"{place}: {prefix.rstrip('.')}: {reason}") from None
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            _number(item, f"{prefix}{index}.", name, lines)
+            _record_lines(item, f"{prefix}{index}.", name, lines)
     if not isinstance(node, yaml.MappingNode):
         return
     for key_node, value_node in node.value:
@@ -169,7 +181,7 @@ def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> N
         if lines.get(key, line) != line:
             raise UserError(f"{name}:{line}: duplicate key '{key}', first on line {lines[key]}")
         lines[key] = line
-        _number(value_node, f"{key}.", name, lines)
+        _record_lines(value_node, f"{key}.", name, lines)
 
 
 def _place(name: str, node: yaml.Node) -> str:
@@ -177,7 +189,10 @@ def _place(name: str, node: yaml.Node) -> str:
 
 
 def read_value(text: str, key: str, place: str, sources: dict[str, str]) -> Any:
-    """The value that a text stands for in YAML; `sources` is as in `as_in_source`.
+    """Return the value that a text stands for in YAML.
+
+    `key` and `place` name it in errors. `sources` gets the text of each unquoted scalar that YAML
+    does not read as text.
 
     Raises: yaml.YAMLError, OmegaConfBaseException, ValueError: the text is not valid YAML.
         UserError: a key is invalid or duplicate, an interpolation is malformed, or a scalar is
@@ -185,7 +200,7 @@ def read_value(text: str, key: str, place: str, sources: dict[str, str]) -> Any:
     """
     node = limits.composed_node(text)
     if node is not None:
-        _number(node, f"{key}.", place, {})
+        _record_lines(node, f"{key}.", place, {})
     value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
     return as_in_source(node, value, key, sources)
 
@@ -196,7 +211,9 @@ def check_keys(
     block: Mapping[Any, Any] | None = None,
     prefix: str = "",
 ) -> None:
-    """Every key is known, blocks are blocks and values are values; in a block, or in the layer.
+    """Check that each key of a layer is in the schema, and that its value has the key's type.
+
+    With `block`, only this block of the layer is checked, whose dotted keys begin with `prefix`.
 
     Raises: UserError that names the key, its place, and the nearest known key.
     """
@@ -237,14 +254,20 @@ def _hint(key: str, value: Any, entries: Mapping[str, Entry]) -> str:
 
 
 def _fits(option: Option, value: Any) -> bool:
-    """Whether a value is of the key's type; OmegaConf would convert some of these silently."""
+    """Whether a value is of the option's type, or is null, missing or an interpolation.
+
+    OmegaConf would convert some values of other types silently.
+    """
     if value is None:
         return option.nullable
     return is_interpolation(value) or is_missing(value) or is_of_type(option.type, value)
 
 
 def is_of_type(kind: Any, value: Any) -> bool:
-    """Whether a value that is not null can be one of a key of this type."""
+    """Whether a value that is not null is one that a key of this type may have.
+
+    A quoted number is one of a numeric key, an integer is one of a float key.
+    """
     if kind is Any:
         return True
     if is_union(kind):
@@ -283,7 +306,7 @@ def is_interpolation(value: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A value as the user wrote it, more or less."""
+    """Return a value for an error message: nearly as the user wrote it, and cut if it is long."""
     if value is None:
         return "null"
     if isinstance(value, bool):

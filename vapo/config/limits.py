@@ -54,11 +54,11 @@ _READING = re.compile(r"\$\{\s*oc\.(?:decode|create)\b")
 
 
 class LimitError(yaml.MarkedYAMLError):
-    """Valid YAML that is above one of the limits."""
+    """Raised for valid YAML that is above one of the limits of this module."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Composes nodes; raises `LimitError` at the first that is too deep or too many."""
+    """A YAML loader that raises `LimitError` at the first node that is too deep or too many."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -91,7 +91,10 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 def composed_node(text: str) -> yaml.Node | None:
-    """As `yaml.compose`, with the bounds above. Raises: yaml.YAMLError."""
+    """Return the root node of a YAML text, or None if it is empty.
+
+    Raises: LimitError: it is above a limit. yaml.YAMLError: it is not valid YAML.
+    """
     loader = BoundedLoader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
@@ -101,7 +104,7 @@ def composed_node(text: str) -> yaml.Node | None:
 
 
 def scalar_excess(node: yaml.ScalarNode) -> str | None:
-    """Say why a value is refused before it is read, or return None."""
+    """Return why a scalar of YAML is too long or has too many interpolations, or None."""
     is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
     if not is_number or len(node.value) <= MAX_NUMBER_CHARS:
         return interpolation_excess(node.value)
@@ -112,7 +115,7 @@ def scalar_excess(node: yaml.ScalarNode) -> str | None:
 
 
 def integer_excess(value: Any) -> str | None:
-    """Say why an integer, or one in a list or mapping, is refused, or return None."""
+    """Return why an integer, or one in a list or mapping, is too large, or None."""
     if isinstance(value, (Mapping, list)):
         items = value.values() if isinstance(value, Mapping) else value
         return next(filter(None, map(integer_excess, items)), None)
@@ -122,7 +125,7 @@ def integer_excess(value: Any) -> str | None:
 
 
 def interpolation_excess(text: str) -> str | None:
-    """Say why a text with interpolations is refused before it is parsed, or return None."""
+    """Return why a text's interpolations are too long, too many or too deep, or None."""
     num_pieces = len(_pieces(text))
     if not num_pieces:
         return None
@@ -153,12 +156,12 @@ Path = tuple[str, ...]
 
 
 def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
-    """Find a key whose interpolations expand too far, and say why; None where none does.
+    """Return the dotted key whose interpolations expand too far, and why; None if none does.
 
-    Nothing is resolved: the interpolations are followed as a graph, each text once. A reference is
-    unknown when its key has an interpolation inside, or is not in the tree. It is taken to follow
-    every text on the way, which cannot be more than their numbers multiplied: a text that comes to
-    itself is an error of its own.
+    Nothing is resolved: the interpolations are followed as a graph, each text once. Where an
+    interpolation's target is not known (its key contains an interpolation, or is not in the tree),
+    it counts as if it followed every text, each as often as possible: the product of their numbers
+    of interpolations. A text that refers to itself counts as empty here; resolving it is an error.
     """
     texts = {path: _DECODED_ENVIRONMENT.sub(r"\1", text) for path, text in _texts(tree, ())}
     pieces = {path: parts for path, text in texts.items() if (parts := _pieces(text))}
@@ -171,7 +174,7 @@ def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
     sizes: dict[Path, tuple[int, int]] = {}
 
     def size(path: Path) -> tuple[int, int]:
-        """Return how many interpolations one text follows, and how many characters it comes to."""
+        """Return how many interpolations a text follows, and how many characters it expands to."""
         if path not in sizes:
             sizes[path] = (0, 0)  # should it come to itself
             sizes_below = [(0, len(texts[path]))]
@@ -195,7 +198,7 @@ def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
 
 
 def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of every value; a number counts as a short text."""
+    """Yield the path and the text of every value in a tree; other values count as the text `0`."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
     for name, value in items:
         if isinstance(value, (Mapping, list)):
@@ -205,7 +208,10 @@ def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Return the text that follows the beginning of each interpolation."""
+    """Return what follows `${` in each interpolation of a text.
+
+    Escaped ones are included if the text calls oc.decode or oc.create, which read them again.
+    """
     if _READING.search(text):
         return text.split("${")[1:]
     return _INTERPOLATION.split(text)[1:]
@@ -214,7 +220,13 @@ def _pieces(text: str) -> list[str]:
 def _targets(
     piece: str, path: Path, below: Mapping[Path, list[Path]], texts: Mapping[Path, str]
 ) -> list[Path] | None:
-    """Return the paths that an interpolation names: all paths below it where it is a block."""
+    """Return the paths of the texts that an interpolation points to, or None if it is not known.
+
+    Args:
+        piece: what follows `${`.
+        path: the text that has the interpolation.
+        below: for each key, the paths of all texts at or below it.
+    """
     inside, closing, _ = piece.partition("}")
     if _ENVIRONMENT.match(inside):
         return []

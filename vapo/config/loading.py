@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Composed(Generic[_T]):
-    """A checked config, and the tree that it was made from, interpolations kept."""
+    """A checked config, and the tree that it was made from, with interpolations unresolved."""
 
     config: _T
     tree: Tree
@@ -66,7 +66,7 @@ _MOVED = {
 
 
 def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> _T:
-    """Merge the files, then the overrides (`dotted.key=value`); the last wins.
+    """Return the config that files and overrides (`dotted.key=value`) give; the last wins.
 
     Raises: UserError: anything wrong with them, in one message.
     """
@@ -74,19 +74,20 @@ def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str
 
 
 def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[_T]:
-    """Merge as `load_config` does, and return also the tree before interpolation.
+    """Return the config that files and overrides give, and its tree before interpolation.
 
-    `--print_config` shows that tree.
+    `--print_config` shows that tree. Raises: UserError.
     """
     layers = [*read_files(files), read_overrides(overrides, describe(schema))]  # type: ignore[arg-type]
     return compose_layers(schema, layers)
 
 
 def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
-    """A config from YAML text, as `to_yaml` writes it; `source` names it in errors.
+    """Return the config that a YAML text, as `to_yaml` writes it, gives; `source` names it in
+    errors.
 
-    Earlier versions recorded some keys in another place, and the options of an environment that is
-    not used, too; and the text None without quotes.
+    Texts of earlier versions are accepted, too: they have some keys in another place, options of an
+    environment that is not used, and the text None without quotes.
     """
     layer = read_text(text, source)
     sources = {key: value for key, value in layer.sources.items() if not is_like_null(value)}
@@ -101,7 +102,10 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
 
 
 def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
-    """Merge layers that are already read, in the order given; return what `compose` returns."""
+    """Merge layers, of which the last wins; return the config and its tree before interpolation.
+
+    Raises: UserError: anything wrong with a layer, or with the config as a whole.
+    """
     entries: Entries = describe(schema)  # type: ignore[arg-type]
     values: Tree = {}
     origins = Origins()
@@ -145,9 +149,10 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
 
 
 def _forget_other_kinds(values: Tree, layer: Layer, entries: Entries, origins: Origins) -> None:
-    """Where the layer changes a kind, drop the options that the new kind does not share.
+    """Remove from `values` the options of an earlier kind, where the layer names another kind.
 
-    An overlay that takes `kind: jsonl` must not read the `num_examples` of a generator below it.
+    Options that both kinds share stay. So an overlay with `kind: jsonl` does not get the
+    `num_examples` of a generator below it.
     """
     for key in layer.leaves():
         entry, value = entries.get(key), layer.value(key)
@@ -169,7 +174,7 @@ def _forget_other_kinds(values: Tree, layer: Layer, entries: Entries, origins: O
 
 
 def _complete(schema: type, values: Tree, entries: Entries, origins: Origins) -> Tree:
-    """The values in the types of their keys and kinds, with the defaults."""
+    """Return the values in their keys' types, with all defaults. Raises: UserError."""
     try:
         return trees.complete(schema, values)
     except MisfitError as misfit:
@@ -187,7 +192,7 @@ def _misfit_reason(misfit: MisfitError, entries: Entries) -> str:
 
 
 def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
-    """Every key that is set is one of its block's kind."""
+    """Raise UserError if a key is set that the kind of its block does not have."""
     for set_key in origins.layers:
         names = set_key.split(".")
         for key in (".".join(names[: n + 1]) for n in range(len(names))):
@@ -202,7 +207,7 @@ def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
                 ):
                     continue  # reported where the whole config is built
                 if value not in kinds:
-                    hint = _readable(key, value, entries)
+                    hint = _hint_of_kind(key, value, entries)
                     if value is None and not hint:
                         hint = f"; set {full_kind_key}, or leave {key} out"
                     raise origins.error(
@@ -213,12 +218,15 @@ def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
 
 
 def _beside(key: str, kind_key: str) -> str:
-    """The key that names the kind of `key`'s block, below the user's own names."""
+    """Return the full key that names the kind of the block in which `key` stands.
+
+    `kind_key` is the same key in the schema, which has `NAME` for names of the user's own.
+    """
     return ".".join([*key.split(".")[:-1], kind_key.rpartition(".")[2]])
 
 
-def _readable(key: str, value: Any, entries: Entries) -> str:
-    """The nearest key that the block's kind does have."""
+def _hint_of_kind(key: str, value: Any, entries: Entries) -> str:
+    """Return `; did you mean '...'?` with the nearest key that the block's kind has, or ""."""
     generic = entries[key].key.rpartition(".")[0]
     names = [
         entry.key.rpartition(".")[2]
@@ -232,7 +240,10 @@ def _readable(key: str, value: Any, entries: Entries) -> str:
 
 
 def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
-    """The finished config of a tree, all of whose values must be set."""
+    """Return the config of a tree.
+
+    Raises: UserError: a value is not set, or an interpolation gives one of another type.
+    """
     missing = [key for key, value in leaves(tree) if is_missing(value)]
     for key in missing:
         if key not in entries:  # it is in a mapping of the user's own names
@@ -287,7 +298,7 @@ def _interpolation_reason(
 
 
 def _check_texts(config: Any, origins: Origins) -> None:
-    """All texts of a config, and the names in it, are written into records in UTF-8."""
+    """Raise UserError if a text in the config, or a name in it, cannot be written in UTF-8."""
     for key, text in texts_of(environment_variables.values_of(config)):
         try:
             check_utf8(text, key)

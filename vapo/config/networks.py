@@ -12,7 +12,7 @@ from vapo.config.kinds import option, section
 
 @dataclass
 class OptimizerConfig:
-    """AdamW with linear warmup, then a constant learning rate."""
+    """Options of AdamW, whose learning rate rises linearly in the warmup and then is constant."""
 
     lr: float = option(1e-6, "learning rate (paper: actor 1e-6, critic 2e-6)", gt=0)
     warmup_steps: int = option(0, "optimizer steps of linear warmup (paper: not stated)", ge=0)
@@ -24,7 +24,7 @@ class OptimizerConfig:
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters beside the policy's frozen weights: W + lora_alpha / rank * B A."""
+    """Options of low-rank adapters on frozen weights: W + lora_alpha / rank * B A."""
 
     rank: int = option(16, "rows of A, columns of B", ge=1)
     lora_alpha: float = option(32.0, "scale: the product is taken lora_alpha / rank times", gt=0)

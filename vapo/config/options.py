@@ -42,7 +42,10 @@ Only = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Option:
-    """A key that holds a value."""
+    """The description of a config key that holds a value: its type, default, help and bounds.
+
+    `only` says which kinds have the key; if it is empty, all have it.
+    """
 
     key: str
     type: Any
@@ -69,11 +72,11 @@ class Option:
 
     @property
     def range(self) -> str:
-        """The bounds, as `> 0, <= 1`; empty where there are none."""
+        """The bounds, as `> 0, <= 1`; empty if there are none."""
         return ", ".join(f"{_BOUNDS[name][0]} {bound:g}" for name, bound in self.bounds.items())
 
     def misfit(self, value: Any) -> str | None:
-        """Why a value of the right type is not allowed, or None."""
+        """Return why a value of the right type is not allowed (range, size), or None if it is."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         if (excess := integer_excess(value)) is not None:
@@ -94,7 +97,7 @@ def _label(kind: Any) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A key that holds other keys."""
+    """The description of a config key that holds other keys."""
 
     key: str
     nullable: bool
@@ -107,7 +110,10 @@ Entry = Option | Section
 
 
 class Entries(dict[str, Entry]):
-    """Dotted key -> entry. Below a named section any name stands for `NAME`."""
+    """The description of each config key, by dotted key.
+
+    Inside a section with names of the user's own, any name stands for `NAME`.
+    """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         super().__init__((entry.key, entry) for entry in entries)
@@ -139,12 +145,15 @@ class Entries(dict[str, Entry]):
 
 @cache
 def describe(schema: type) -> Entries:
-    """Return the entries of a schema in its order, each section before its keys."""
+    """Return the descriptions of a schema's keys in its order, each section before its keys."""
     return Entries(_entries(schema, schema(), ""))
 
 
 def _entries(block: type, defaults: Any, prefix: str) -> Iterable[Entry]:
-    """The entries of a block, with those of all its kinds."""
+    """Yield the descriptions of a block's keys, including those of all its kinds.
+
+    `defaults` is an instance of the block.
+    """
     hints = get_type_hints(block)
     for option_field in dataclasses.fields(block):
         default = getattr(defaults, option_field.name)
@@ -170,7 +179,7 @@ def _entries(block: type, defaults: Any, prefix: str) -> Iterable[Entry]:
 def _of_field(
     key: str, hint: Any, metadata: Mapping[str, Any], default: Any, only: Only
 ) -> Iterable[Entry]:
-    """A field's entry; of a section, with all below it."""
+    """Yield the description of a field and, if it holds a block, of all keys below it."""
     if not metadata.get("is_key", True):
         return
     doc = metadata.get("doc", "")
@@ -194,7 +203,7 @@ def _summary(block: type) -> str:
 
 
 def is_key(key: str, entries: Mapping[str, Entry]) -> bool:
-    """A key of the schema, or a free one inside a mapping option."""
+    """Whether a dotted key is in the schema, or a free name inside an option that is a mapping."""
     if key in entries:
         return True
     block, _, _ = key.rpartition(".")
@@ -205,7 +214,7 @@ def is_key(key: str, entries: Mapping[str, Entry]) -> bool:
 
 
 def holds_text(key: str, entries: Mapping[str, Entry]) -> bool:
-    """Whether the value at a dotted key is a text: an option's, or one in a list or mapping."""
+    """Whether the schema has a text at a dotted key, which may be inside a list or mapping."""
     if isinstance(entry := entries.get(key), Option):
         return entry.type is str
     around = None
@@ -216,7 +225,7 @@ def holds_text(key: str, entries: Mapping[str, Entry]) -> bool:
 
 
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
-    """The known dotted key that a mistyped one most likely means."""
+    """Return the known dotted key that a mistyped key most likely means, or None."""
     names = list(keys)
     parent, _, leaf = key.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in names if k.rpartition(".")[0] == parent}
@@ -238,7 +247,7 @@ def nearest_key(key: str, keys: Iterable[str]) -> str | None:
 
 
 def describe_keys(entries: Mapping[str, Entry]) -> str:
-    """The config part of `--help`: of every key its type, default, range and meaning."""
+    """Return the config part of `--help`: each key's type, default, range and meaning."""
     top = [e for e in entries.values() if isinstance(e, Option) and "." not in e.key]
     lines = ["config keys:", *(line for option in top for line in _paragraph(option))]
     for entry in entries.values():
@@ -265,13 +274,13 @@ def _paragraph(option: Option) -> list[str]:
 
 
 def _only(entry: Entry) -> str:
-    """The kinds that have the key, if not all have it."""
+    """Return ` (with KEY KIND|KIND)` if only these kinds have the key, else an empty text."""
     kinds_by_key = [f"{key} {'|'.join(kinds)}" for key, kinds in entry.only.items()]
     return f" (with {', '.join(kinds_by_key)})" if kinds_by_key else ""
 
 
 def _break_at_choices(line: str) -> list[str]:
-    """A line with many choices continues in the next, after a `|`."""
+    """Return a help line as lines of at most about 120 characters, broken after a `|`."""
     if len(line) <= _MAX_LINE:
         return [line]
     broken = line.rfind("|", 0, _WIDTH) + 1

@@ -20,7 +20,7 @@ from vapo.errors import UserError
 
 @dataclass
 class Origins:
-    """For each key, the last layer that set it."""
+    """The layer that set each config key last, with the layer's position, which errors name."""
 
     layers: dict[str, tuple[int, Layer]] = field(default_factory=dict)
 
@@ -36,7 +36,10 @@ class Origins:
             del self.layers[set_key]
 
     def error(self, message: str, *keys: str) -> UserError:
-        """With the place, `file:line`, of whichever of the keys was set last, if one was."""
+        """Return a UserError that begins with `file:line` of the key that was set last.
+
+        Without such a key it has the message alone.
+        """
         origins_of_keys = [(*origin, key) for key in keys if (origin := self._find(key))]
         if not origins_of_keys:
             return UserError(message)
@@ -44,7 +47,7 @@ class Origins:
         return UserError(f"{layer.place(key)}: {message}")
 
     def why_no_text(self, key: str, entries: Entries) -> str | None:
-        """What is wrong with the text at a key that is another language's null; None: nothing."""
+        """Return why the text at a key is refused as another language's null; None if it is not."""
         _, layer = self.layers.get(key, (0, None))
         return None if layer is None else null_excess(layer.sources.get(key), entries.get(key))
 
@@ -59,10 +62,12 @@ class Origins:
 def made_from(
     config: Any, layers: Sequence[Layer], changed: Sequence[tuple[Layer, Layer]], entries: Entries
 ) -> Sources:
-    """The files that the user named, without those that they extend, and the changes.
+    """Return what a config was made from: the files that the user named, and changes to them.
+
+    Files that other files extend are left out.
 
     Args:
-        changed: each layer of the command line, with what was there before it.
+        changed: each layer of the command line, with the merged layers before it.
     """
     files = (layer for layer in layers if not (layer.is_overrides or layer.is_extended))
     return Sources(
@@ -78,7 +83,7 @@ def made_from(
 
 
 def _run_with_store(layers: Sequence[Layer]) -> str | None:
-    """The folder of the last layer that names `tracking.uri`, if that is a run's folder."""
+    """Return the folder of the last layer that sets `tracking.uri`, if it is a run's, else None."""
     naming = [layer for layer in layers if layer.value("tracking.uri") is not None]
     last = naming[-1] if naming else None
     if last is None or last.is_overrides or last.folder is None or not holds_a_run(last.folder):
@@ -87,11 +92,11 @@ def _run_with_store(layers: Sequence[Layer]) -> str | None:
 
 
 def _changes(config: Any, layer: Layer, of_files: Layer, entries: Entries) -> Iterator[Change]:
-    """The keys of the command line's layer whose values are others than without it.
+    """Yield each key of the command line's layer that has another value without this layer.
 
     Args:
-        config: checked; values are shown as it may be written, without what is secret.
-        of_files: all config files together.
+        config: the checked config; values are shown as it may be written, without secrets.
+        of_files: the merged config files.
     """
     now, was_set = flatten_written(config), set(of_files.leaves())
     for key in layer.leaves():

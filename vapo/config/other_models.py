@@ -18,7 +18,10 @@ _PAPER = {"actor": "1e-6", "critic": "2e-6"}
 
 
 def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
-    """Yield the learning rate of each network that a layer gives, with the model of that layer."""
+    """Yield the learning rate that was set last for each network, and the model it was set for.
+
+    The model is the one that the layers up to the rate's layer name.
+    """
     for network in ("actor", "critic"):
         key = f"{network}.optimizer.lr"
         giving = [index for index, layer in enumerate(layers) if layer.value(key) is not None]
@@ -35,12 +38,11 @@ def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
 
 
 def check_learning_rates(config: Any) -> None:
-    """Check that every written learning rate was given for its model, or for one of that size.
+    """Check that no learning rate was given for a much smaller model than the one that is trained.
 
-    A file that names a model and a rate says that they belong together. Where a later file, or
-    the command line, replaces the model and not the rate, the rate is one for another model.
-    That matters where the other one is larger: the size of a model that is not in a folder here
-    is not known, and is taken for larger than one that is.
+    A file that names a model and a rate says that they belong together. Where a later file, or the
+    command line, replaces the model but not the rate, the rate was given for another model. A model
+    that is in no local folder has an unknown size and counts as larger.
 
     Raises: UserError: names the rate, its file and line, and both models.
     """
@@ -73,10 +75,10 @@ def _model(network: str, actor: Any, init: Any, reward_model: Any) -> str | None
 
 
 def _weight_bytes(model: str) -> int:
-    """Return the bytes of a folder's weights; 0 for a model that is not here."""
+    """Return the bytes of a model's weights; 0 if the model is in no local folder."""
     return sum(file.stat().st_size for file in _folder(model).glob("*.safetensors"))
 
 
 def _folder(model: str) -> Path:
-    """Return the folder where loaders look for the model first."""
+    """Return the local path that a model's folder or hub id stands for, if it exists."""
     return Path(os.path.expanduser(model))

@@ -20,7 +20,7 @@ from vapo.errors import UserError
 
 
 def override_of(key: str, value: Any) -> str:
-    """Return the override that gives a key this value; a text is quoted where it needs to be."""
+    """Return the override `KEY=VALUE` that sets a key; a text is quoted where it needs to be."""
     is_text = isinstance(value, str | list | Mapping)
     return f"{key}={flow_text(value) if is_text else json.dumps(value)}"
 
@@ -28,9 +28,10 @@ def override_of(key: str, value: Any) -> str:
 def read_overrides(
     texts: Sequence[str], entries: Mapping[str, Entry], *, folder: Path | None = None
 ) -> Layer:
-    """Make one layer from all `dotted.key=value` texts, of which the last one for a key wins.
+    """Return one layer of all `dotted.key=value` texts, of which the last one for a key wins.
 
-    `folder` is that of the file in which they are written; None: they are typed.
+    `folder` is that of the grid file that has the texts; None: they are of the command line.
+    Raises: UserError.
     """
     name = COMMAND_LINE if folder is None else ROW
     tree, sources = dict[str, Any](), dict[str, str]()
@@ -72,7 +73,10 @@ def _value_of(
 def _text_of(
     text: str, key: str, entry: Entry | None, place: str, sources: dict[str, str]
 ) -> str | None:
-    """Read the text behind `=`, without the quotes around all of it and otherwise unchanged."""
+    """Return the text behind `=`, without the quotes around all of it; None for an unquoted null.
+
+    `sources` gets a text that looks like another language's null.
+    """
     inside = unquoted(text)
     if inside is None:
         if is_null(text) and (text or (isinstance(entry, Option) and entry.nullable)):

@@ -20,9 +20,10 @@ _NO_PATHS = {"critic.init": ("reward_model", "policy")}
 
 
 def place_paths(tree: Tree, origins: Origins) -> None:
-    """Name what lies beside the YAML file from the current folder; the rest is left as it is.
+    """Replace each relative path in the tree that exists beside its YAML file.
 
-    A run's own `config.yaml` names what it named when it began, not what lies in the run's folder.
+    The new path is relative to the current folder. All other paths stay, and so do those of a run's
+    own `config.yaml`, which are relative to the folder where the run began.
     """
     for key, (_, layer) in origins.layers.items():
         block, _, name = key.rpartition(".")

@@ -110,7 +110,7 @@ def one_model_is_evaluated(config: SftConfig) -> Problems:
 
 
 def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
-    """Check that a thread that samples beside the training uses nothing of the trainer's."""
+    """Check that sampling beside training (max_staleness above 0) has an engine of its own."""
     if config.training.max_staleness == 0:
         return
     above = "training.max_staleness above 0"

@@ -68,7 +68,7 @@ _KINDS: dict[str, type] = {
 
 @dataclass
 class WeightedVerifier:
-    """One of several verifiers, under its name."""
+    """One of several verifiers: how it judges a response, and the weight of its reward."""
 
     verifier: _Single = choice("math", "how a response is judged", **_KINDS)
     weight: float = option(1.0, "the factor of its reward in the response's reward", **REWARD_RANGE)
@@ -92,13 +92,13 @@ class SeveralVerifiers:
 
     @property
     def deciding(self) -> str:
-        """The name of the verifier whose verdict is the response's."""
+        """The name of the verifier that decides whether a response is correct."""
         return self.correct_by or next(iter(self.verifiers))
 
 
 @dataclass
 class OverlongConfig:
-    """DAPO (2503.14476, section 3.4). Both off in VAPO."""
+    """Options of DAPO's treatment of too long responses (2503.14476, 3.4). All off in VAPO."""
 
     filter_truncated: bool = option(
         False, "truncated responses carry no loss (the critic's: if critic.truncated is as_policy)"
@@ -112,7 +112,7 @@ class OverlongConfig:
     )
 
     def ramp_tokens(self, max_response_tokens: int) -> int:
-        """The ramp's length, in tokens."""
+        """Return over how many tokens the soft punishment falls from 0 to -1."""
         return self.cache_tokens or max(1, max_response_tokens // 5)
 
 
@@ -151,21 +151,22 @@ class RewardConfig:
 
 
 def verifier_settings(block: Any) -> dict[str, Any]:
-    """The verifier of `rewards` or of a source, with its options, by their keys."""
+    """Return the verifier of a block (`rewards` or a data source) and its options, by key."""
     return kind_options(block, "verifier")
 
 
 def with_verifier(rewards: RewardConfig, block: Any) -> RewardConfig:
-    """The rewards with the verifier of another block."""
+    """Return the rewards with the verifier, and its options, of another block."""
     names = [field.name for field in fields(RewardConfig)]
     common = {name: getattr(rewards, name) for name in names if name != "verifier"}
     return make(RewardConfig, **common, **verifier_settings(block))
 
 
 def rewards_of_each(rewards: RewardConfig) -> dict[str, RewardConfig]:
-    """The rewards with each of several verifiers alone, by its name.
+    """Return the options of several verifiers, by name, as if each verifier were the only one.
 
-    One that reads the thoughts judges whole responses: its rewards have no `answer_after`.
+    For a verifier that reads the thoughts, `answer_after` is None, so that it judges whole
+    responses.
     """
     assert isinstance(rewards, SeveralVerifiers)
     return {
@@ -177,7 +178,7 @@ def rewards_of_each(rewards: RewardConfig) -> dict[str, RewardConfig]:
 
 
 def verifiers_in(key: str, block: Any) -> list[tuple[str, Any]]:
-    """The block that chooses a verifier, under its key; where it chooses several, theirs."""
+    """Return the block under its key, or each of its several verifiers under its own key."""
     if not isinstance(block, SeveralVerifiers):
         return [(key, block)]
     return [(f"{key}.verifiers.{name}", each) for name, each in block.verifiers.items()]

@@ -14,9 +14,10 @@ _MAX_SHOWN = 60
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and the fix. Whichever of its `keys` was written last is where it is.
+    """A message that says what is wrong with a config, and the fix.
 
-    `at` says which they are where the message does not name them, or names others in its fix.
+    The error names the place of whichever of its `keys` was written last. `at` gives these keys if
+    the message does not name them, or names others in its fix.
     """
 
     message: str
@@ -24,7 +25,7 @@ class Problem:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that do not fit together."""
+        """The dotted keys that do not fit together: `at`, or else all keys in the message."""
         return self.at or tuple(_KEY.findall(self.message))
 
 
@@ -34,7 +35,7 @@ Rule = Callable[[Any], Problems]
 
 
 def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield the keys that are not at their defaults, with value and default as written."""
+    """Yield those of the keys that are not at their defaults, with value and default as text."""
     plain = type(config)()
     for key in keys:
         if (value := value_at(config, key)) != (default := value_at(plain, key)):
@@ -42,7 +43,10 @@ def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def without_effect(config: Any, keys: Iterable[str], why: str) -> Problems:
-    """Report those of the keys that are not at their defaults, although nothing reads them."""
+    """Yield a problem for each of the keys that is not at its default, as nothing reads it.
+
+    `why` says why nothing reads them.
+    """
     for key, _, default in changed(config, keys):
         yield Problem(f"{key} has no effect: {why}; set {key}={default}")
 
@@ -53,18 +57,19 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def written(value: Any) -> str:
-    """Return a value as an override has it."""
+    """Return a value as the text that an override has: `null`, `true` or `false`, else `str`."""
     return "null" if value is None else str(value).lower() if value in (True, False) else str(value)
 
 
 def bad_pattern(
     key: str, text: str, is_good: Callable[[Any], bool], why: str, package: Any = re
 ) -> Problems:
-    """Report a regular expression that cannot be compiled, or that is not good when it is.
+    """Yield a problem if a regular expression cannot be compiled or is not good.
 
     Args:
-        why: it is not, as the message says it after key and pattern.
-        package: the one whose pattern it is, `re` or `regex`.
+        is_good: judges the compiled pattern.
+        why: what the message says of a pattern that is not good.
+        package: the module that compiles it, `re` or `regex`.
     """
     try:
         reason = "" if is_good(package.compile(text)) else why

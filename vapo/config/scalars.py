@@ -31,12 +31,12 @@ def is_null(text: str) -> bool:
 
 
 def is_like_null(text: str) -> bool:
-    """Whether other languages write null so, and YAML a text."""
+    """Whether the text is another language's null, as `None`, which YAML reads as text."""
     return text.lower() in _LIKE_NULL
 
 
 def other_number(source: str) -> str | None:
-    """Say what YAML takes an unquoted number for, where a reader most likely sees another.
+    """Return what YAML takes an unquoted number for, if most readers would take it for another.
 
     >>> other_number("010"), other_number("1:30"), other_number("1_000"), other_number("10")
     ('an octal number', 'a number of base 60', 'a number with underscores', None)
@@ -65,7 +65,7 @@ def unquoted(text: str) -> str | None:
 
 
 def _printable(piece: str) -> str:
-    """Return a character as YAML reads it on one line; an escape of two characters stays."""
+    """Return a character as it is, or as an escape if it is not printable; an escape stays."""
     return piece if len(piece) == 2 or piece.isprintable() else f"\\U{ord(piece):08x}"
 
 
@@ -73,6 +73,7 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
     """Return the value of a YAML node, with the names of its keys as they are written.
 
     Args:
+        value: what YAML read the node as.
         prefix: the node's dotted key.
         sources: gets, by dotted key, the source of each unquoted scalar that YAML does not
             read as text, or that looks like null and is a text.
@@ -102,7 +103,7 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
 
 
 def _key_in(block: Mapping[Any, Any], name: str) -> Any:
-    """Return the key of a block that YAML read where a name is written."""
+    """Return the key of a block that YAML read for a name in the source, as 1 for `1`."""
     if name in block:
         return name
     with suppress(ValueError):  # OmegaConf's floats are more than YAML's
@@ -118,7 +119,7 @@ def _joined(prefix: str, name: str | int) -> str:
 
 
 def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
-    """Change each of nested values by a function of it and its dotted key."""
+    """Return nested values with each value replaced by `change(value, dotted_key)`."""
     if isinstance(value, Mapping):
         return {name: _each(item, change, _joined(key, name)) for name, item in value.items()}
     if isinstance(value, list):
@@ -127,12 +128,12 @@ def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
 
 
 def with_sources(value: Any, sources: Mapping[str, str]) -> Any:
-    """Return the value with these sources at their dotted keys."""
+    """Return nested values, with the texts of `sources` at their dotted keys."""
     return _each(value, lambda item, key: sources.get(key, item))
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for one that must still be set."""
+    """Whether a value is `???`, which stands for a value that must still be set."""
     return isinstance(value, str) and value == MISSING
 
 
@@ -146,10 +147,10 @@ def escape_missing(value: Any) -> Any:
 
 
 def unescape_missing(value: Any) -> Any:
-    """Undo `escape_missing`."""
+    """Remove the backslash that `escape_missing` puts before texts that look like `???`."""
     return _each(value, lambda item, _: item.removeprefix("\\") if _is_like_missing(item) else item)
 
 
 def _is_like_missing(value: Any) -> bool:
-    """Whether a value is `???`, or that with backslashes before it."""
+    """Whether a value is `???` with any number of backslashes before it."""
     return isinstance(value, str) and _MISSING.fullmatch(value) is not None

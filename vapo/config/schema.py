@@ -114,7 +114,7 @@ class TrainingConfig:
 
     @property
     def first_microbatch_tokens(self) -> int:
-        """The tokens of a micro-batch until a run has chosen them by its memory, if it does."""
+        """The tokens of a micro-batch; for `auto`, those before a run has chosen by its memory."""
         return AUTO_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
 
 
@@ -196,18 +196,18 @@ class TrainerConfig:
 
     @property
     def num_ranks(self) -> int:
-        """Processes of all hosts."""
+        """The number of processes on all hosts."""
         return self.devices * self.num_nodes
 
     @property
     def is_one_process(self) -> bool:
-        """Nothing is shared or sharded: one process of the strategy auto."""
+        """Whether one process trains, with strategy auto, so that nothing is shared or sharded."""
         return self.num_ranks == 1 and self.strategy == "auto"
 
 
 @dataclass
 class FitConfig:
-    """`vapo fit`, `vapo validate`."""
+    """The whole config of `vapo fit` and `vapo validate`."""
 
     seed: int = option(0, "seeds prompts order, sampling, shuffling", ge=0)
     output_dir: str = option("runs/vapo", "the run's folder is made inside it")
@@ -237,7 +237,7 @@ class FitConfig:
 
 @dataclass
 class NewModelConfig:
-    """A Qwen2-architecture model built from scratch, with a one-character tokenizer."""
+    """Options of a new model of the Qwen2 architecture with a one-character tokenizer."""
 
     hidden_size: int = option(96, "width", ge=8)
     intermediate_size: int = option(256, "width of the MLP", ge=8)
@@ -249,7 +249,7 @@ class NewModelConfig:
 
 @dataclass
 class SftConfig:
-    """`vapo sft`: next-token training on demonstrations."""
+    """The whole config of `vapo sft`, which trains a model on demonstrations."""
 
     seed: int = option(0, "seeds weights, data order", ge=0)
     model_path: str | None = option(None, "start from this folder; null: `new_model`")
@@ -279,7 +279,10 @@ class SftConfig:
 
 @dataclass
 class RewardModelConfig:
-    """`vapo reward-model`: regress the verifier's reward at the response's last token."""
+    """The whole config of `vapo reward-model`, which trains a model to predict rewards.
+
+    It is trained at the last token of responses that a verifier has judged.
+    """
 
     seed: int = option(0, "seeds sampling, data order", ge=0)
     policy_path: str = option(MISSING, "the policy whose responses are scored; also the init")

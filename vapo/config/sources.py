@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True)
 class WrittenRate:
-    """A learning rate, where it is written, and the model that the config then had."""
+    """A network's learning rate, the place (`file:line`) that sets it, and the model it is for."""
 
     network: str
     place: str
@@ -49,7 +49,7 @@ class WrittenRate:
 
 @dataclass(frozen=True)
 class Sources:
-    """The config files in their order, what overrides changed of them, and written rates."""
+    """What a config was made from: its files in order, overrides, and written learning rates."""
 
     files: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
@@ -154,7 +154,7 @@ def short_names(files: Sequence[str]) -> list[str]:
 
 
 def _part_of_name(change: Change) -> str:
-    """Return the text for an override in a run's name.
+    """Return the text for an override in a run's name, as `eps_high=0.3`.
 
     A reward function has its own name there, without its file.
     """
@@ -166,7 +166,7 @@ def _part_of_name(change: Change) -> str:
 
 
 def _short(value: str, *, is_path: bool) -> str:
-    """Cut an override's value short for a run's name.
+    """Return an override's value, cut short for a run's name.
 
     A path, or a value above `_MAX_VALUE` characters, becomes its part after the last `/` if that
     fits, else its beginning and `...`.
@@ -178,7 +178,7 @@ def _short(value: str, *, is_path: bool) -> str:
 
 
 def is_under(key: str, blocks: Iterable[str]) -> bool:
-    """Whether a dotted key is one of the blocks, or in one."""
+    """Whether a dotted key is one of the blocks, or inside one."""
     return any(key == block or key.startswith(f"{block}.") for block in blocks)
 
 

@@ -16,10 +16,12 @@ from vapo.errors import UserError
 def as_spelled(
     layer: Layer, entries: Mapping[str, Entry], config_key: Callable[[str], str] = str
 ) -> Layer:
-    """The layer with what is written where a text is due, also if YAML reads a number there.
+    """Return a copy of the layer in which each key of a text holds what the user wrote.
+
+    So an unquoted `007` stays this text, although YAML reads a number.
 
     Args:
-        config_key: the config's key that a key of the layer sets.
+        config_key: returns the config's key that a key of the layer sets.
 
     Raises: UserError: a number that a reader takes for another than YAML does.
     """
@@ -37,7 +39,10 @@ def as_spelled(
 
 
 def null_excess(source: str | None, entry: Entry | None) -> str | None:
-    """Why the unquoted source of a text is refused: it is null elsewhere; None: it is not."""
+    """Return why an unquoted text, as `None`, is refused as another language's null, or None.
+
+    Only a key that holds a text can have one.
+    """
     if source is None or not is_like_null(source):
         return None
     if not isinstance(entry, Option) or entry.type is not str:

@@ -12,7 +12,10 @@ from vapo.config.kinds import option
 
 @dataclass
 class DisSurrogate:
-    """A token whose ratio to the rollout policy leaves (1 - low, 1 + high) has no gradient."""
+    """Options of surrogate dis: the band of ratios to the rollout policy.
+
+    A token whose ratio is outside of (1 - low, 1 + high) has no gradient.
+    """
 
     dis_eps_low: float = option(0.3, "the band's lower part (SAO: 0.3 reasoning, 0.8 code)", gt=0)
     dis_eps_high: float = option(5.0, "the band's upper part (SAO: 5 reasoning, 3 code)", gt=0)
@@ -27,7 +30,10 @@ class DppoSurrogate:
 
 @dataclass
 class GspoSurrogate:
-    """The bounds of a response's ratio, which is close to 1: a mean over its tokens."""
+    """Options of surrogate gspo: the clip bounds of a response's ratio.
+
+    This ratio is a mean over tokens and close to 1, so the bounds are small.
+    """
 
     gspo_eps_low: float = option(
         3e-4, "lower clip bound of a response's ratio (GSPO: 3e-4)", gt=0, lt=1
@@ -37,7 +43,7 @@ class GspoSurrogate:
 
 @dataclass
 class CispoSurrogate:
-    """Options of the loss of CISPO: the bounds of each token's importance weight.
+    """Options of surrogate cispo: the bounds of each token's importance weight.
 
     No gradient flows through the weight.
     """

@@ -24,9 +24,10 @@ Tree = dict[str, Any]
 
 @dataclass
 class MisfitError(Exception):
-    """A value that is not of its key's type; `kind` and `nullable` are those of the key here.
+    """Raised for a value that is not of its key's type.
 
-    `reason`, if there is one, says more than these.
+    `kind` is that type without null, and `nullable` says whether the key may be null. `reason`, if
+    it is given, replaces the message that these make.
     """
 
     key: str
@@ -37,9 +38,9 @@ class MisfitError(Exception):
 
 
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
-    """Put `more` into the tree: blocks are merged, any other value is replaced.
+    """Add the values of `more` to the tree: blocks are merged, any other value is replaced.
 
-    `???` says that a value must be set, and takes no other one's place.
+    `???` says that a value must be set. It replaces no value.
     """
     for name, value in more.items():
         previous_value = tree.get(name)
@@ -53,7 +54,10 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
 
 
 def at(tree: Any, key: str) -> Any:
-    """What is written at a dotted key, or at the block around it that is an interpolation."""
+    """Return the value at a dotted key, or None.
+
+    If a block around it is an interpolation, that is returned.
+    """
     for name in key.split("."):
         if not isinstance(tree, Mapping):
             break
@@ -62,7 +66,7 @@ def at(tree: Any, key: str) -> Any:
 
 
 def select(tree: Tree, key: str) -> Any:
-    """The value at a dotted key, interpolations resolved; None where there is none."""
+    """Return the value at a dotted key, with interpolations resolved, or None."""
     value = at(tree, key)
     if not is_interpolation(value):
         return value
@@ -73,16 +77,16 @@ def select(tree: Tree, key: str) -> Any:
 
 
 def complete(schema: type, values: Tree) -> Tree:
-    """The values in the types of their keys, with the defaults of what is not written.
+    """Return the tree of a schema with these values, each in its key's type, and all defaults.
 
     Options of other kinds than the chosen ones are left out.
 
-    Raises: MisfitError
+    Raises: MisfitError: a value is not of its key's type.
     """
 
     @cache
     def untyped() -> Tree:
-        """What interpolated kinds point to."""
+        """Return values and defaults without types, in which interpolated kinds are resolved."""
         tree = _copy(_defaults(schema))
         merge(tree, values)
         return tree
@@ -114,7 +118,7 @@ def _defaults(block_type: type) -> Tree:
 
 
 def _copy(value: Any) -> Any:
-    """Copy nested values; blocks become mappings."""
+    """Return a copy of nested values in which dataclasses are dicts of the keys of the config."""
     if isinstance(value, Mapping):
         return {name: _copy(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -126,10 +130,12 @@ def _copy(value: Any) -> Any:
 
 
 def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str], Any]) -> Any:
-    """A value in its key's type: quoted numbers are numbers, an int is good for a float.
+    """Return a value in its key's type: a quoted number as a number, an int as a float.
 
     Args:
-        of_block: makes a block of its type, its mapping and the beginning of its keys.
+        of_block: makes a block from its class, its mapping and the prefix of its keys.
+
+    Raises: MisfitError
     """
     kind, nullable = split_null(hint)
     if value is None and (nullable or kind is Any):
@@ -167,7 +173,10 @@ def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str],
 
 
 def _check_names(key: str, blocks: list[Any], block: type) -> None:
-    """Check the keys of the blocks in a list, which the schema's entries do not have."""
+    """Raise MisfitError for an unknown key in a block that is in a list.
+
+    The table of the schema's keys does not have these keys.
+    """
     for index, item in enumerate(blocks):
         for name in item if isinstance(item, Mapping) else ():
             if name not in (hints := hints_of(block)):
@@ -184,9 +193,9 @@ def has_interpolations(value: Any) -> bool:
 
 
 def resolved(tree: Tree) -> Tree:
-    r"""The tree with its interpolations followed, and `\???` the text that it stands for.
+    r"""Return the tree with its interpolations resolved, and each `\???` as the text `???`.
 
-    Raises: OmegaConfBaseException: one of them gives nothing.
+    Raises: OmegaConfBaseException: an interpolation points to nothing.
     """
     values: Any = unescape_missing(tree)
     if has_interpolations(tree):
@@ -195,7 +204,7 @@ def resolved(tree: Tree) -> Tree:
 
 
 def build(block: type, tree: Mapping[str, Any], prefix: str = "") -> Any:
-    """The blocks of a tree that is complete and resolved, in the types of their kinds.
+    """Return the config object of a complete, resolved tree; each block is of its kinds' type.
 
     Raises: MisfitError: an interpolation gave a value of another type.
     """

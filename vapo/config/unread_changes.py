@@ -70,7 +70,7 @@ def _sentence(change: Change, why: str) -> str:
 
 
 def _off_switch(config: FitConfig, key: str) -> str | None:
-    """Return the switch that is off, if the key is a setting of its component."""
+    """Return a text that names the component's switch, if it is off and the key is its setting."""
     for name in _SWITCHES:
         block = f"components.{name}"
         is_on = value_at(config, f"{block}.enabled")
@@ -80,7 +80,7 @@ def _off_switch(config: FitConfig, key: str) -> str | None:
 
 
 def _why_ignored(config: FitConfig, key: str) -> str | None:
-    """Say why nothing reads the key, whatever else is switched on."""
+    """Return why nothing reads the key, whichever components are on; None if something does."""
     estimator = config.algorithm.advantage_estimator
     if not config.algorithm.has_critic and is_under(key, ["critic"]):
         return f"algorithm.advantage_estimator {estimator} has no critic"

@@ -64,7 +64,7 @@ class SegmentsConfig:
 
 @dataclass
 class ValueTruthConfig:
-    """What prefixes are worth, by continuations from them (docs/value_truth.md)."""
+    """Options of measuring the true values of prefixes by continuations (docs/value_truth.md)."""
 
     every_n_iterations: int | None = option(
         None,

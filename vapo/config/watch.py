@@ -16,7 +16,7 @@ Action = Literal["warn", "stop", "ignore"]
 
 @dataclass
 class Watcher:
-    """A limit on one figure of an iteration."""
+    """A limit on one metric of each iteration, and what happens when it is passed."""
 
     limit: float = option(0.0, "the limit")
     patience: int = option(3, "iterations in a row beyond the limit after which it acts", ge=1)
@@ -91,7 +91,7 @@ class TruncationRateWatcher(Watcher):
 
 @dataclass
 class WatchConfig:
-    """Watchers look at each iteration's metrics: docs/watching.md."""
+    """Limits on bad updates, and the watchers of each iteration's metrics (docs/watching.md)."""
 
     max_bad_updates: int = option(
         5,

@@ -98,7 +98,9 @@ def written_source(tree: Any) -> Any:
 
 
 def _source_without_credentials(text: str) -> str:
-    """Remove the credentials of URIs, in which an interpolation stays because it shows nothing."""
+    """Return a text without the credentials of URIs; an interpolation in one stays, as it shows
+    none.
+    """
     hidden: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -135,25 +137,31 @@ def _literal(text: str) -> str:
 
 
 def flatten(config: Any) -> dict[str, Scalar]:
-    """Return scalars by dotted key, from a config or a block of one; lists become JSON text.
+    """Return the resolved values of a config or a block by dotted key; lists become JSON text.
 
-    For use: what is written or shown comes from `flatten_written`.
+    They may hold secrets: what is written or shown comes from `flatten_written`.
     """
     return flatten_tree(values_of(config))
 
 
 def flatten_written(config: Any) -> dict[str, Scalar]:
-    """Return scalars as `flatten` does, with `${oc.env:NAME}` unresolved and URIs bare."""
+    """Return the values of a config by dotted key, as they may be written or shown.
+
+    `${oc.env:NAME}` is unresolved, URIs have no credentials, and lists are JSON text.
+    """
     return flatten_tree(written_tree(config))
 
 
 def flatten_deciding(config: Any) -> dict[str, Scalar]:
-    """Return scalars as `flatten` does, from what decides a run and without its credentials."""
+    """Return by dotted key the values that decide what a run is, without credentials.
+
+    Lists are JSON text.
+    """
     return flatten_tree(deciding_tree(config))
 
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return scalars as `flatten` does, from nested mappings."""
+    """Return the values of nested mappings by dotted key; lists become JSON text."""
     return {
         key: json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else value
         for key, value in leaves(tree)
@@ -161,7 +169,7 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; an empty mapping counts as a value."""
+    """Yield the dotted key and the value of each value; an empty mapping counts as one."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -170,7 +178,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and texts of nested values; the names of keys are texts, too."""
+    """Yield each text in nested values, names of keys included, with the dotted key where it
+    stands.
+    """
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield key, str(name)
@@ -183,5 +193,8 @@ def texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def config_hash(config: Any) -> str:
-    """Return 12 hex digits, equal exactly when the resolved values are, credentials aside."""
+    """Return 12 hex digits, equal for two configs whose resolved values are equal.
+
+    Credentials do not count.
+    """
     return values_hash(deciding_tree(config))

@@ -19,7 +19,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Quote a text where a reader, of YAML or not, could take it for something else."""
+    """Return the YAML node of a text, quoted where a reader could take it for another value."""
     style = None
     if not text.isprintable():
         style = '"'
@@ -33,7 +33,7 @@ _Dumper.add_multi_representer(str, _represent_text)
 
 
 def yaml_text(tree: Any, *, is_flow: bool = False) -> str:
-    """Write the tree block by block, or in braces, in its own order; no text is folded."""
+    """Return the YAML of a tree, in its own order; with `is_flow`, in braces. No text is folded."""
     text: str = yaml.dump(
         tree,
         Dumper=_Dumper,
@@ -46,7 +46,7 @@ def yaml_text(tree: Any, *, is_flow: bool = False) -> str:
 
 
 def flow_text(value: Any) -> str:
-    r"""Write a text, a list or a mapping as YAML of one line.
+    r"""Return a text, a list or a mapping as YAML of one line.
 
     >>> flow_text("it's"), flow_text(" a"), flow_text("a\n"), flow_text(["null", None])
     ("it's", "' a'", '"a\\n"', "['null', null]")
