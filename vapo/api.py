@@ -48,7 +48,7 @@ def load_config(*files: PathLike, overrides: Overrides = ()) -> FitConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, read from its folder.
+    """A finished run, as the files of its folder describe it.
 
     Attributes:
         folder: config, checkpoints, the pretrained critic and `summary.json`.
@@ -65,12 +65,12 @@ class Run:
 
     @property
     def score_after(self) -> float | None:
-        """The held-out score after the last iteration."""
+        """The held-out score (avg@k) of the policy after the last iteration."""
         return self.summary["score_after"]
 
     @property
     def config(self) -> FitConfig:
-        """The config that the run was made with, every key resolved."""
+        """The config of the run, with all interpolations resolved."""
         path = self.folder / "config.yaml"
         return loading.from_yaml(FitConfig, path.read_text(encoding="utf-8"), source=str(path))
 

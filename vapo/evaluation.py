@@ -64,7 +64,11 @@ def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
 
 
 def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
-    """Return `clustered_mean` from the sum, the sum of squares and the number of prompts' means."""
+    """Return a mean over prompts with its 95 % interval, from three sums over the prompts' means.
+
+    `sums` are the sum, the sum of squares and the number of the prompts' means. `clustered_mean`
+    defines the interval.
+    """
     total, total_squares, num = sums.unbind()
     mean = total / num
     variance = (total_squares - num * mean.square()).clamp(min=0) / (num - 1)
@@ -77,7 +81,7 @@ def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
 
 
 def mean_of_all(numbers: Sequence[float] | Tensor) -> float:
-    """Return the mean over all ranks' numbers. Every rank must call this."""
+    """Return the mean of the numbers of all ranks. Every rank must call this."""
     local = torch.as_tensor(numbers, dtype=torch.float64)
     total, num = sum_over_ranks(torch.stack([local.sum(), torch.ones_like(local).sum()])).unbind()
     return float(total / num)
@@ -96,7 +100,7 @@ def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]
 
 
 def evaluation_settings(config: EvaluationConfig, max_response_tokens: int) -> SamplingSettings:
-    """Return how held-out responses are sampled.
+    """Return the sampling settings of held-out responses.
 
     `max_response_tokens`, the training budget, applies if the config has none.
     """
@@ -161,7 +165,7 @@ def _metrics_by_source(
     can_vote: Mapping[str, bool],
     k: int,
 ) -> dict[str, float]:
-    """Compute the metrics of all prompts, and of each source that has a name.
+    """Return the metrics of all prompts, and of each source that has a name.
 
     `can_vote` says of every source of all ranks' prompts whether its responses have answers to vote
     on. The maj@k of all prompts needs votes of all sources.
@@ -178,10 +182,10 @@ def _metrics_by_source(
 def _metrics(
     rollouts: Sequence[Rollout], votes: Sequence[int | None] | None, k: int
 ) -> dict[str, float]:
-    """Compute the metrics over all ranks' prompts and responses; groups of k are contiguous.
+    """Return the metrics over all ranks' prompts and responses; groups of k are contiguous.
 
-    avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response.
-    maj@k: share of prompts whose most frequent answer is correct; left out without votes.
+    avg@k: mean accuracy of a response. pass@k: share of prompts with any correct response. maj@k:
+    share of prompts whose most frequent answer is correct; left out without votes.
     """
     is_correct = torch.tensor([float(bool(r.is_correct)) for r in rollouts]).view(-1, k)
     score = clustered_mean(is_correct.double().mean(dim=1))
@@ -211,7 +215,10 @@ def _table(
     *,
     keeps_special: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return a row for each response: every prompt's response 0, then every prompt's 1, ..."""
+    """Return a table with a row for each response.
+
+    It begins with every prompt's first response, then has every prompt's second one, and so on.
+    """
     rows = []
     for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
         rollout = rollouts[i]
@@ -237,9 +244,9 @@ def _table(
 def _turn_columns(
     rollout: Rollout, tokenizer: PreTrainedTokenizerBase, *, keeps_special: bool
 ) -> dict[str, Any]:
-    """Return an episode's columns: its turns in place of the response, their number and rewards.
+    """Return the table's columns for an episode: its turns as text, their number and rewards.
 
-    They are empty for a response that is not shown in turns.
+    The result is empty for a response that is not shown in turns.
     """
     if not shows_turns(rollout):
         return {}

@@ -73,8 +73,8 @@ class Prompt:
 
     `source` is the name of its data set in a mixture, else empty. `record` is its row in the file.
     `demonstration` is a worked response, or the policy's turns of an episode.
-    `critic_prompt_ids` replace `prompt_ids` for the critic, or for OPPO's pass of the policy behind
-    the answer; None: they are the same.
+    `critic_prompt_ids` replace `prompt_ids` for the critic, or for OPPO's pass in which the
+    policy reads the answer first; None: they are the same.
     `max_response_tokens` limits its responses. If None or above the run's limit, the run's applies.
     `problem` is the row's text or messages before any template; empty: unknown.
     """
@@ -97,7 +97,7 @@ class Prompt:
         return {"prompt": self.problem or self.text, **self.record, **self.metadata}
 
     def budget(self, run_limit: int) -> int:
-        """Return the limit of a response's tokens, where the run's limit is `run_limit`."""
+        """Return the most tokens of a response to this prompt; `run_limit` is the run's limit."""
         prompt_limit = self.max_response_tokens
         return run_limit if prompt_limit is None else min(prompt_limit, run_limit)
 
@@ -193,7 +193,7 @@ class Rollout:
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
-        """The place of each turn's tokens."""
+        """The positions in `response_ids` of each turn's tokens."""
         ends = list(accumulate(turn.num_observed + turn.num_sampled for turn in self.turns))
         firsts = [end - turn.num_sampled for turn, end in zip(self.turns, ends, strict=True)]
         return list(map(TurnSpan, (0, *ends), firsts, ends))
@@ -233,8 +233,8 @@ class RolloutBatch:
     The other fields are None if the system does not need them. `baseline_rewards` has the reward of
     the greedy response to the row's prompt. `step_starts` marks the first token of each step of
     VinePPO. `step_values` has a value on every token: what continuations from the start of its step
-    earned, what other responses with its milestone earned, or what OPPO's evidence says. In stored
-    rollouts whose prefixes were continued, `measured_values` has the mean return of the
+    earned, what other responses that came to the same numbers earned, or what OPPO's evidence says.
+    In stored rollouts whose prefixes were continued, `measured_values` has the mean return of the
     continuations at the first token after such a prefix, and `measured_draws` how many of them
     count for the row; both are 0 elsewhere. `actor_states` is for a critic without a network, or
     for the advantage estimator. For each row it has the actor's states before the sampled tokens,
@@ -298,7 +298,7 @@ class EvaluatedBatch(RolloutBatch):
     critic, `old_entropy` where no value page shows it and POISE does not read it.
 
     For OTB `old_collisions` has the sum over the vocabulary of the squared probabilities. For OPPO
-    `answer_logprobs` has the log-probs of the tokens behind the prompt with the answer.
+    `answer_logprobs` has the log-probs of the tokens after the prompt with the answer.
 
     With several critics `old_values` is their mean and `value_spread` their standard deviation.
     `critic_members` says which critic trains on the row, and `old_member_values` has its values.
@@ -336,8 +336,8 @@ class TrainingBatch(EvaluatedBatch):
     value loss is a mean over returns. `policy_mask` marks the tokens of `loss_mask` that carry
     policy loss, and `entropy_mask` those that carry the entropy bonus. Advantages are None while
     the policy is not trained, and targets are None without a critic. `policy_lambdas` are the
-    lambdas of advantages that GAE made. `baseline_values` are the values of which advantages were
-    made, if they are not the critic's.
+    lambdas of advantages that GAE made. `baseline_values` are the values from which advantages were
+    computed, if they are not the critic's.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)

@@ -80,7 +80,7 @@ CommandOption = tuple[list[str], dict[str, Any]]
 
 
 def option(text: str, help: str, **kwargs: Any) -> CommandOption:
-    """Make the arguments of argparse's `add_argument` from `--flag METAVAR`.
+    """Return the names and keyword arguments for argparse's `add_argument`, from `--flag METAVAR`.
 
     A flag may also be written with dashes. A default is added to the help.
     """
@@ -95,7 +95,9 @@ def option(text: str, help: str, **kwargs: Any) -> CommandOption:
 
 @dataclass(frozen=True)
 class Command:
-    """A command; `vapo.commands.MODULE.run` gets its options by name.
+    """A subcommand of `vapo`: its options, its help, and the module whose `run` it calls.
+
+    `vapo.commands.MODULE.run` gets the options by name.
 
     Args:
         doc: one line for the overview.
@@ -153,7 +155,10 @@ def configured(
     example: str = "conf/vapo.yaml",
     **more: Any,
 ) -> Command:
-    """A command that reads one config, composed of files and overrides."""
+    """Return a command that reads one config, composed of files and overrides.
+
+    `example` is the config file that its help names.
+    """
     common_options = (
         option("--config FILE", f"YAML file, as {example}; may be repeated", **FILES),
         option("--print_config", "print the merged config as YAML and stop", **SWITCH),
@@ -167,14 +172,17 @@ def configured(
 
 
 def folder_name(text: str) -> Path:
-    """An argparse type: a folder's path. An empty text, as of an unset variable, is refused."""
+    """Return a folder's path, as an argparse type.
+
+    An empty text, as from a variable that is not set, is refused.
+    """
     if not text.strip():
         raise argparse.ArgumentTypeError("the folder has no name; the current folder is .")
     return Path(text)
 
 
 def positive(text: str) -> int:
-    """An argparse type: a whole number from 1 up."""
+    """Return a whole number from 1 up, as an argparse type; other texts are refused."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
@@ -182,7 +190,7 @@ def positive(text: str) -> int:
 
 
 def seeds(text: str) -> list[int]:
-    """An argparse type: different whole numbers from 0 up.
+    """Return different whole numbers from 0 up, as an argparse type; other texts are refused.
 
     >>> seeds("0, 2")
     [0, 2]
@@ -199,7 +207,7 @@ def seeds(text: str) -> list[int]:
 
 
 def key_and_value(text: str) -> tuple[str, str]:
-    """An argparse type: `KEY=VALUE`."""
+    """Return the key and the value of `KEY=VALUE`, as an argparse type; other texts are refused."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"give KEY=VALUE, got {text}")

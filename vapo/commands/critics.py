@@ -50,11 +50,11 @@ from vapo.tracking.logger import RunLogger
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Rollouts to train critics on (`rows`), and rollouts to measure them on (`heldout_rows`).
+class RolloutSides:
+    """The rollouts that critics are trained on (`rows`) and those that they are measured on.
 
-    `heldout_rows` come from a separate file. If they are None, a share of `rows` is held out
-    instead (`components.value_pretraining.heldout_share`). `name` is the file of `rows`.
+    `heldout_rows`, the latter, come from a separate file. If they are None, a share of `rows` is
+    held out instead (`components.value_pretraining.heldout_share`). `name` is the file of `rows`.
     """
 
     rows: list[StoredRollout]
@@ -63,15 +63,18 @@ class Sides:
     name: str
 
     def dataset(self, config: FitConfig) -> RolloutDataset:
-        """Return the rollouts as a config's value pretraining uses them."""
+        """Return the rollouts as a dataset for the value pretraining of this config."""
         return RolloutDataset(
             config, self.rows, self.tokenizer, name=self.name, heldout_rows=self.heldout_rows
         )
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A training of one critic with one seed. Its identity decides its result files' names."""
+class CriticTraining:
+    """The training of one critic of the grid with one seed.
+
+    `path` is its result file, whose name is a digest of all that decides the result.
+    """
 
     critic: str
     config: FitConfig
@@ -82,7 +85,10 @@ class Cell:
         return self.path.with_suffix(".parquet")
 
     def values_table(self, values: HeldoutValues) -> pa.Table:
-        """Return a row for each held-out rollout: its row in the file, and the critic's values."""
+        """Return a table with the critic's values of each held-out rollout.
+
+        `row` is the rollout's row in its file.
+        """
         num = len(values.rows)
         return pa.table(
             {
@@ -95,7 +101,7 @@ class Cell:
         )
 
     def result(self) -> Curve | None:
-        """The curve in the result file. None if there is no such file, or it is damaged."""
+        """Return the curve in the result file, or None if the file is missing or damaged."""
         try:
             record = json.loads(self.path.read_text(encoding="utf-8"))
             points = tuple((int(s), int(t), float(u), float(v)) for s, t, u, v in record["points"])
@@ -144,10 +150,10 @@ def run(
     if heldout is not None:
         heldout_rows, _ = read_rollouts(base, heldout, tokenizer, needs_logprobs=needs_logprobs)
         digests.append(sha256(heldout)[:12])
-    sides = Sides(stored, heldout_rows, tokenizer, str(rollouts))
+    sides = RolloutSides(stored, heldout_rows, tokenizer, str(rollouts))
     every_n = every_n_iterations or max(1, resolve(base).value_pretraining_iterations // 20)
-    cells = [
-        _cell(name, replace(row_config, seed=seed), folder, [*digests, every_n])
+    trainings = [
+        _training_of(name, replace(row_config, seed=seed), folder, [*digests, every_n])
         for name, row_config in configs.items()
         for seed in seeds
     ]
@@ -168,71 +174,78 @@ def run(
     ):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
-        progress.note(critics_cost(cells, stored))
-        curves = train_cells(cells, sides, every_n, progress)
-        write_values(folder / "values.parquet", cells)
+        progress.note(critics_cost(trainings, stored))
+        curves = train_missing(trainings, sides, every_n, progress)
+        write_values(folder / "values.parquet", trainings)
         text = write_comparison(folder, curves, parsed_grid, logger)
         where = logger.describe()
     say(f"{text}\n{where}\n{folder}")
     return folder
 
 
-def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Cell:
-    """Make the cell of a critic.
+def _training_of(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> CriticTraining:
+    """Return the training of a critic with the config's seed.
 
-    Its identity has the digests of the rollout files, which are in `more`, and not their paths.
+    Its digest has those of the rollout files, which are in `more`, and not their paths.
     """
     pretraining = replace(config.components.value_pretraining, data=None)
     plain = replace(config, components=replace(config.components, value_pretraining=pretraining))
     text = json.dumps([task_identity(plain), *more])
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Cell(name, config, folder / "cells" / f"{key}.json")
+    return CriticTraining(name, config, folder / "cells" / f"{key}.json")
 
 
-def critics_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
-    """Say how many trainings there are, how many are done, and how many tokens the others take."""
-    missing_cells = [cell for cell in cells if cell.result() is None]
+def critics_cost(trainings: Sequence[CriticTraining], rows: Sequence[StoredRollout]) -> str:
+    """Return a sentence on how many trainings are done, and what the missing ones will cost."""
+    missing_trainings = [training for training in trainings if training.result() is None]
     mean_tokens = sum(row.rollout.num_sampled for row in rows) / len(rows)
-    names, seeds = {c.critic for c in cells}, {c.config.seed for c in cells}
-    numbers = [resolve(cell.config) for cell in missing_cells]
+    names, seeds = {c.critic for c in trainings}, {c.config.seed for c in trainings}
+    numbers = [resolve(training.config) for training in missing_trainings]
     num_rollouts = sum(
         n.value_pretraining_iterations * n.num_prompts * n.group_size for n in numbers
     )
     return (
-        f"{len(names)} critics x {len(seeds)} seeds: {len(cells)} trainings, "
-        f"{len(cells) - len(missing_cells)} done, {len(missing_cells)} to do with "
+        f"{len(names)} critics x {len(seeds)} seeds: {len(trainings)} trainings, "
+        f"{len(trainings) - len(missing_trainings)} done, {len(missing_trainings)} to do with "
         f"{num_rollouts:,} rollouts or about "
         f"{num_rollouts * mean_tokens:,.0f} response tokens in all"
     )
 
 
-def train_cells(
-    cells: Sequence[Cell],
-    sides: Sides,
+def train_missing(
+    trainings: Sequence[CriticTraining],
+    sides: RolloutSides,
     every_n: int,
     progress: Progress,
 ) -> list[Curve]:
-    """Return each cell's curve from its result file. If there is none, train the critic."""
+    """Return the learning curve of each training.
+
+    A critic without a result file is trained, and measured after every n-th iteration.
+    """
     curves, started, num_trained = [], time.monotonic(), 0
-    num_missing = sum(cell.result() is None for cell in cells)
-    for cell in cells:
-        curve = cell.result()
+    num_missing = sum(training.result() is None for training in trainings)
+    for training in trainings:
+        curve = training.result()
         if curve is None:
-            stored = sides.dataset(cell.config)
-            total = resolve(cell.config).value_pretraining_iterations
-            name = f"{cell.critic}, seed {cell.config.seed}"
+            stored = sides.dataset(training.config)
+            total = resolve(training.config).value_pretraining_iterations
+            name = f"{training.critic}, seed {training.config.seed}"
             with progress.stage(name, total=total, unit="iterations") as advance:
                 points, values = train_critic(
-                    cell.config,
+                    training.config,
                     stored,
                     tokenizer=sides.tokenizer,
                     every_n=every_n,
                     advance=advance,
                 )
             oracle = oracle_explained_variance(stored)
-            curve = Curve(cell.critic, cell.config.seed, tuple(map(astuple, points)), oracle)
-            write_whole(cell.values_path, partial(parquet.write_table, cell.values_table(values)))
-            write_text(cell.path, json.dumps(vars(curve)) + "\n")
+            curve = Curve(
+                training.critic, training.config.seed, tuple(map(astuple, points)), oracle
+            )
+            write_whole(
+                training.values_path, partial(parquet.write_table, training.values_table(values))
+            )
+            write_text(training.path, json.dumps(vars(curve)) + "\n")
             num_trained += 1
             each = (time.monotonic() - started) / num_trained
             progress.note(
@@ -244,12 +257,12 @@ def train_cells(
     return curves
 
 
-def write_values(path: Path, cells: Sequence[Cell]) -> None:
+def write_values(path: Path, trainings: Sequence[CriticTraining]) -> None:
     """Write all critics' values of the held-out rollouts as one Parquet file.
 
-    A cell that an earlier version of vapo trained has no file of values, and is left out.
+    A training that an earlier version of vapo trained has no file of values, and is left out.
     """
-    tables = [parquet.read_table(c.values_path) for c in cells if c.values_path.is_file()]
+    tables = [parquet.read_table(c.values_path) for c in trainings if c.values_path.is_file()]
     if tables:
         write_whole(path, partial(parquet.write_table, pa.concat_tables(tables)))
 

@@ -23,7 +23,9 @@ _JOURNAL = re.compile(r"tracking(-[0-9A-Za-z_-]{12})?")
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
-    """Send the records that wait in each run's folder. A sent record does not wait any more.
+    """Send the tracking records that wait in the runs' folders to MLflow; then they wait no more.
+
+    With `only_list`, print what waits, and send nothing.
 
     Raises: UserError: a store does not answer, or records are still left at the end.
     """
@@ -50,7 +52,9 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
 
 
 def journals_in(run_dir: Path) -> list[Path]:
-    """The journals of a run's folder: the run's own, and those that another run has set aside.
+    """Return the folders of waiting records in a run's folder.
+
+    They are the run's own, and those that another run has set aside there.
 
     Raises: UserError: one of them is a link.
     """
@@ -63,7 +67,7 @@ def journals_in(run_dir: Path) -> list[Path]:
 
 
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
-    """Send the records of one journal, or only list them. Return how many are left."""
+    """Send the records of one folder, or only print how many wait. Return how many are left."""
     target = read_target(folder)
     if target is None:
         raise UserError(

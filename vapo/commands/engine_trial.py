@@ -30,9 +30,7 @@ _NUM_TOKENS = 16
 
 
 def try_engine(*, time_limit_s: float = TIME_LIMIT_S) -> str:
-    """Start vLLM in a process of its own and sample from it.
-
-    Returns: how long that took, in words.
+    """Start vLLM in a process of its own and sample from it. Return how long that took, in words.
 
     Raises: UserError: vLLM does not work, with the cause and the folder that has the whole output.
     """

@@ -120,7 +120,10 @@ def _say_simulation(
     sustained_tflops: float | None,
     interconnect_gb_s: float | None,
 ) -> None:
-    """Simulate a training step and print it. `model` replaces the models of both networks."""
+    """Simulate a training step and print its memory and time.
+
+    `model` replaces the models of both networks.
+    """
     from vapo.studies.estimate.simulated_step import simulate
     from vapo.studies.estimate.simulation_report import Rates, simulation_lines
 
@@ -164,7 +167,7 @@ def _hardware(
 
 
 def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware, config: FitConfig) -> str:
-    """The hours of each phase and of the run as text, with what they assume."""
+    """Return a text with the hours of each phase and of the run, and what they assume."""
     left_out = "evaluation and verdicts"
     if config.algorithm.dynamic_sampling_attempts > 1:
         left_out = (
@@ -192,7 +195,7 @@ def _read(path: str) -> PreTrainedConfig:
 
 
 def stage_table(estimate: MemoryEstimate) -> str:
-    """A table of GiB per process, with a row for each part and a column for each stage."""
+    """Return a table of GiB per process as text: a row for each part, a column for each stage."""
     stages = estimate.stages
     parts = list(dict.fromkeys(part for parts in stages.values() for part in parts))
     rows = [
@@ -227,7 +230,10 @@ def stage_table(estimate: MemoryEstimate) -> str:
 
 
 def parameter_counts(estimate: MemoryEstimate) -> Iterator[str]:
-    """Say how many parameters each network has, and how many compute a token if those are fewer."""
+    """Yield for each network how many parameters it has.
+
+    If fewer of them compute a token (mixture of experts), their number follows.
+    """
     for name, total in estimate.parameters.items():
         active = estimate.active.get(name, total)
         of_a_token = "" if active == total else f" ({active / 1e6:,.1f} M for a token)"
@@ -235,8 +241,10 @@ def parameter_counts(estimate: MemoryEstimate) -> Iterator[str]:
 
 
 def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
-    """How much the estimator vine samples in addition to the responses, and where its memory is
-    counted."""
+    """Return a sentence on what estimator vine samples in addition to the responses.
+
+    It also says where the memory of this is counted.
+    """
     numbers, length = resolve(config), config.rollouts.max_response_tokens
     num_response_tokens = numbers.num_prompts * numbers.group_size * length
     where = "the stage sampling counts them, prefixes as long as they may be"
@@ -254,7 +262,7 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
 
 
 def disk_line(config: FitConfig, estimate: MemoryEstimate) -> str:
-    """The disk space of checkpoints in `output_dir`, without that of rollouts."""
+    """Return a sentence on the disk space that checkpoints take in `output_dir`."""
     num_checkpoints = num_kept(config.checkpoints.keep, estimate.checkpoint)
     max_size = shown_size((num_checkpoints + 2) * estimate.checkpoint)
     return (
@@ -265,7 +273,7 @@ def disk_line(config: FitConfig, estimate: MemoryEstimate) -> str:
 
 
 def memory_verdict(estimate: MemoryEstimate, gpu_memory_gib: float) -> str:
-    """A sentence on whether the peak fits into the memory that CUDA itself leaves."""
+    """Return a sentence on whether the peak fits into the memory that CUDA leaves of a GPU's."""
     spare = gpu_memory_gib - _CONTEXT_GIB - estimate.peak / GIB
     budget = f"{gpu_memory_gib:g} GiB, of which {_CONTEXT_GIB:g} are left to CUDA and its libraries"
     if spare >= 0:

@@ -48,7 +48,7 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
 
 
 def _model_folders(config: FitConfig) -> list[str]:
-    """The folders that the run's models come from."""
+    """Return the folders or hub ids of the models that the run began with."""
     return [config.actor.path, *([critic_start(config)] if config.algorithm.has_critic else [])]
 
 
@@ -80,9 +80,9 @@ def _write(
 
 
 def no_better_than_start(contents: Mapping[str, Any]) -> str | None:
-    """A sentence that the policy's held-out score does not exceed that of the run's first policy.
+    """Return a warning if the policy's held-out score is not above that of the run's first policy.
 
-    None if it does, or if the checkpoint has no score of its present policy.
+    The result is None if it is above, or if the checkpoint has no score of its present policy.
     """
     evaluation = contents.get("callbacks", {}).get("Evaluation", {})
     num_updates = int(contents["state_dict"].get("policy_steps", 0))

@@ -34,9 +34,10 @@ from vapo.types import Prompt, Rollout
 
 
 def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
-    """Write the training prompts' pass rates, unless the file exists, and report them.
+    """Write the pass rate of each training prompt into a file, and print a summary. Return the
+    file.
 
-    Responses are sampled and judged for it. Returns: the file.
+    Responses are sampled and judged for it, unless the file exists.
     """
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
@@ -81,9 +82,9 @@ def sample_pass_rates(
 ) -> int:
     """Sample and judge responses to all training prompts, and write the file of their pass rates.
 
-    Returns: how many tokens this call sampled.
+    What is sampled for a chunk of prompts depends on the seed and the chunk's position alone.
 
-    What is sampled for a chunk of prompts depends on the seed and the chunk's place alone.
+    Returns: how many tokens this call sampled.
     """
     k = int(settings["num_responses"])
     size, text = chunk_prompts(config, k), json.dumps(settings, indent=1) + "\n"
@@ -111,7 +112,10 @@ def sample_pass_rates(
 
 
 def pass_rate_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
-    """A JSON line for each prompt, from its `k` rollouts. `first` is the first prompt's number."""
+    """Return a JSON line for each prompt, from its `k` rollouts.
+
+    `first` is the number of the first prompt.
+    """
     rows = []
     for place in range(0, len(rollouts), k):
         num_correct = sum(bool(rollout.is_correct) for rollout in rollouts[place : place + k])
@@ -127,7 +131,7 @@ def pass_rate_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
 
 
 def settings_path(path: Path) -> Path:
-    """The file beside `path` that says which settings its rows belong to."""
+    """Return the path of the file beside `path` that has the settings of its rows."""
     return path.with_name(f"{path.name}.settings.json")
 
 
@@ -154,7 +158,10 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def read_histogram(path: Path, k: int) -> list[int]:
-    """The number of prompts that have 0, 1, ..., k correct responses."""
+    """Return how many prompts in a file of pass rates have 0, 1, ..., k correct responses.
+
+    Raises: UserError: a line is malformed.
+    """
     bins = [0] * (k + 1)
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -167,7 +174,7 @@ def read_histogram(path: Path, k: int) -> list[int]:
 
 
 def pass_rate_metrics(histogram: list[int]) -> dict[str, float]:
-    """The metrics of the pass rates, under the keys of docs/metrics.md."""
+    """Return the metrics of a histogram of pass rates, under the keys of docs/metrics.md."""
     total, k = sum(histogram), len(histogram) - 1
     mean = sum(number * count for number, count in enumerate(histogram)) / (total * k)
     return {
@@ -180,7 +187,7 @@ def pass_rate_metrics(histogram: list[int]) -> dict[str, float]:
 
 
 def histogram_text(histogram: list[int], metrics: dict[str, float]) -> str:
-    """The histogram as text, with the shares of prompts that are never and always solved."""
+    """Return a histogram of pass rates as text, with the shares that are never or always solved."""
     k, max_count = len(histogram) - 1, max(histogram)
     lines = ["pass rate  prompts"]
     for number, count in enumerate(histogram):
@@ -197,7 +204,7 @@ def histogram_text(histogram: list[int], metrics: dict[str, float]) -> str:
 
 
 def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
-    """All settings that a pass rate depends on.
+    """Return all settings that the pass rates of a config depend on, by name.
 
     A function or environment is identified by its name, not by its code.
     """
@@ -233,13 +240,15 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
 
 
 def _judged_part(rewards: RewardConfig) -> dict[str, Any]:
-    """The settings that choose the judged part of a response, without those at their defaults."""
+    """Return those settings that choose the judged part of a response and are not at their
+    defaults.
+    """
     names, default = ("answer_after", "without_answer_after", "keep_special_tokens"), RewardConfig()
     return {n: getattr(rewards, n) for n in names if getattr(rewards, n) != getattr(default, n)}
 
 
 def _environment_settings(config: FitConfig) -> dict[str, Any]:
-    """The settings of the environment. Empty if the config has no environment."""
+    """Return the settings of the environment that decide rollouts; empty without an environment."""
     environment = config.environment
     if not environment.is_used:
         return {}
@@ -255,18 +264,22 @@ def _environment_settings(config: FitConfig) -> dict[str, Any]:
 
 
 def chunk_prompts(config: FitConfig, k: int) -> int:
-    """The number of prompts that are sampled together: enough to fill the engine twice."""
+    """Return how many prompts are sampled together: enough to fill the engine twice."""
     return max(1, 2 * config.rollouts.max_concurrent_sequences // k)
 
 
 def default_path(config: FitConfig, settings: Mapping[str, Any]) -> Path:
-    """A file for these settings alone, so that a second run finds the first one's."""
+    """Return a path whose name is a digest of the settings.
+
+    A second command with the same settings takes the file of the first.
+    """
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     return Path(config.output_dir) / "pass_rates" / f"{key}.jsonl"
 
 
 class ResumableParts:
-    """The parts of a file that takes long to sample. After a kill the next command reuses them.
+    """The files of parts of a file that takes long to sample. After a kill the next command reuses
+    them.
 
     Their folder lies beside the file. All of its parts were sampled with the same settings.
 
@@ -317,7 +330,9 @@ class ResumableParts:
         self._lock.close()
 
     def remove(self) -> None:
-        """Delete the parts, once the file has all of them. Other files in the folder stay there."""
+        """Delete the parts, once the file has all of them. The folder goes, too, if it is empty
+        then.
+        """
         names = ("settings.json", ".lock", *(file.name for file in self.files))
         for name in names:
             for path in (self.folder / name, self.folder / f".{name}.new"):

@@ -117,7 +117,7 @@ def run(
 
 
 def checked_inputs(config: FitConfig) -> Inputs:
-    """Check the config against the machine, and read tokenizer, prompts and stored rollouts.
+    """Check the config against the machine; return tokenizer, prompts and stored rollouts.
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
@@ -253,7 +253,7 @@ def begin_record(
 
 
 def run_tags(config: FitConfig) -> dict[str, str]:
-    """The MLflow tags by which a report tells runs apart and the UI filters them."""
+    """Return the MLflow tags by which a report tells runs apart and the UI filters them."""
     critic = critic_start(config) if config.algorithm.has_critic else None
     return {
         "command": "fit",

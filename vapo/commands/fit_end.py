@@ -95,14 +95,17 @@ def latest_value_page(tracking_uri: str, logger: RunLogger, latest: str) -> str 
 
 
 def run_before(run_dir: RunDir) -> Path | None:
-    """Return the folder of the finished run that began last before this one, beside it."""
+    """Return the folder of the finished run in the same folder that began last before this one.
+
+    The result is None if there is none.
+    """
     runs = newest_first(run_dir.path.parent)
     earlier = runs[runs.index(run_dir.path) + 1 :] if run_dir.path in runs else []
     return next((path for path in earlier if (path / SUMMARY_NAME).is_file()), None)
 
 
 def describe_checkpoints(folder: Path) -> str:
-    """Name the checkpoints from which a run that stopped itself can resume."""
+    """Return a text on the checkpoints from which a run that stopped itself can resume."""
     last, best = folder / "last.ckpt", folder / "best.ckpt"
     if not last.exists():
         return "there is no checkpoint from before it"

@@ -93,7 +93,7 @@ def run(
 
 
 def gates_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
-    """Say how many iterations, rollouts and tokens the measurement takes at most."""
+    """Return a sentence on the most iterations, rollouts and tokens that measuring takes."""
     numbers, few = resolve(config), policy_iterations(num_iterations)
     unlearning = num_iterations if start.guess is not None else 0
     iterations = numbers.value_pretraining_iterations + few + unlearning + num_iterations + 1
@@ -115,7 +115,7 @@ def record(
     about: Sequence[str],
     logger: RunLogger,
 ) -> None:
-    """Write text, numbers and figure into the folder and to MLflow, which also gets the curves."""
+    """Write the gates' text, numbers and figure into the folder and to MLflow, also the curves."""
     numbers = {
         "figures": asdict(figures),
         "curves": asdict(curves),

@@ -16,9 +16,11 @@ _OF_VERL = "reward_model.ground_truth"
 
 
 def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
-    """The column of the problem: one with a known name, or messages that wait for their answer.
+    """Return the name of the column that has the problem.
 
-    Raises: UserError: there is none. The message names `place`, the columns and `key`.
+    It has a known name, or is `messages` whose last message is not the assistant's.
+
+    Raises: UserError: there is no such column. The message names `place`, the columns and `key`.
     """
     for name in PROMPTS:
         if name in record:
@@ -38,9 +40,11 @@ def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
 
 
 def answer_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
-    """The column of the reference answer; verl's rows have it inside of `reward_model`.
+    """Return the name of the column that has the reference answer.
 
-    Raises: UserError: there is none. The message names `place`, the columns and `key`.
+    In rows for verl it is inside of `reward_model`.
+
+    Raises: UserError: there is no such column. The message names `place`, the columns and `key`.
     """
     for name in (*ANSWERS, _OF_VERL):
         if has_column(record, name):

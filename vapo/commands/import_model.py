@@ -34,7 +34,7 @@ def run(source: str, output_dir: Path, dtype: Dtype) -> None:
 
 
 def model_description(imported: ImportedModel) -> str:
-    """A text on the model: its size, positions and tokenizer, for whoever writes a config."""
+    """Return a text with the model's size, positions and tokenizer, for writing a config."""
     model, tokenizer = imported.model, imported.tokenizer
     config = model.config.get_text_config()
     ends = model.generation_config.eos_token_id

@@ -103,7 +103,7 @@ def inspect_rollouts(
     output: Sequence[Path] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Inspect rollouts from files or data. `vapo.inspect` describes the arguments.
+    """Return what rollouts from files or data show of a critic. `vapo.inspect` has the arguments.
 
     The Parquet files among `output` are written here, because the responses are read only once.
 
@@ -213,10 +213,10 @@ def _check_models(policy: str | None, critic: str | None) -> None:
 
 
 def _load(policy: str | None, critic: str | None) -> tuple[Any, Any, int | None]:
-    """Load tokenizer and critic.
+    """Load the tokenizer and the critic.
 
-    Returns: the policy's tokenizer, or the critic's without a policy; the critic; and the smaller
-        vocabulary size of both.
+    Returns: the policy's tokenizer, or without a policy the critic's; the critic, if there is
+        one; and the smaller vocabulary size of both models.
     """
     from vapo.networks.loading import load_tokenizer
     from vapo.networks.model_configs import read_model_config

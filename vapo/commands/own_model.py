@@ -54,7 +54,10 @@ language models learned with (docs/critics_without_a_network.md, conf/worked_sum
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A base config's file and the overrides on it, with a line on the choice for the user."""
+    """What `--model`, `--data` and `--reward` stand for: config files and overrides.
+
+    `line` tells the user what was chosen.
+    """
 
     files: list[Path]
     overrides: list[str]
@@ -218,7 +221,7 @@ def _base(machine: str) -> Path:
 
 
 def _override_value(key: str, overrides: Sequence[str]) -> Any:
-    """The value that the user's overrides set for a key. None if they do not set it."""
+    """Return the value that the user's overrides set for a key, or None if they do not set it."""
     return read_overrides(overrides, describe(FitConfig)).value(key)
 
 
@@ -231,7 +234,12 @@ def _reward(reward: str | Callable[..., Any]) -> dict[str, Any]:
 def _put_source(
     values: dict[str, Any], name: str, data: Any, overrides: Sequence[str], rows_dir: Path
 ) -> tuple[str, int]:
-    """Put data into the config's values as a source. Return a line on it, and its number of rows.
+    """Add the keys of a data source to `values`. Return a line on its columns, and how many rows it
+    has.
+
+    Args:
+        name: `train` or `heldout`.
+        data: a path, a hub id, or rows, which are written below `rows_dir`.
 
     Raises: UserError: there are no rows, or no column has a known name and the overrides name none.
     """
@@ -265,7 +273,7 @@ def _put_source(
 
 
 def _source(path: str, key: str, overrides: Sequence[str]) -> FileSource:
-    """The source at `path`, with the kind, subset and split that the overrides set."""
+    """Return the source at `path`, with the kind, subset and split that the overrides set."""
     kind = _override_value(f"{key}.kind", overrides)
     if kind in ("jsonl", "parquet"):
         source: Any = make(SourceConfig, kind=kind, path=path)

@@ -62,12 +62,12 @@ def _line(row: Any, place: str) -> str:
 
 
 def _is_nan(entry: Any) -> bool:
-    """Whether a value is NaN, which tables write for null."""
+    """Whether a value is NaN, which data frames have in the place of null."""
     return isinstance(entry, float) and math.isnan(entry)
 
 
 def _records(rows: Any, key: str) -> Iterator[Any]:
-    """The rows of a table or of any iterable.
+    """Return an iterator over the rows of a table or of any iterable.
 
     Raises: UserError: `rows` is neither, or a table has two columns of one name.
     """
@@ -84,7 +84,10 @@ def _records(rows: Any, key: str) -> Iterator[Any]:
 
 
 def _frame_records(frame: Any) -> Iterator[dict[Any, Any]]:
-    """A DataFrame's rows. Floats of a narrow type get their shortest digits, which pandas loses."""
+    """Yield a pandas DataFrame's rows as dicts.
+
+    Numbers of narrow float types get their shortest digits, which pandas loses.
+    """
     widths = {name: narrow_width(str(kind)) for name, kind in frame.dtypes.items()}
     narrow = {name: width for name, width in widths.items() if width is not None}
     for row in frame.to_dict("records"):

@@ -48,9 +48,11 @@ def _override(key: str, value: Any) -> str:
 
 
 def _plain(key: str, value: Any, depth: int = 0) -> Any:
-    """Convert a value to a type of YAML.
+    """Return a value in a type of YAML.
 
     Paths and functions become texts. Numbers of numpy and torch become Python's.
+
+    Raises: UserError: no config can hold the value; names `key`.
     """
     if depth > MAX_CONFIG_DEPTH:
         raise UserError(f"{key}: nested deeper than {MAX_CONFIG_DEPTH} levels")

@@ -106,7 +106,10 @@ def write_report(collection: Collection, folder: Path) -> str:
 
 
 def publish(reader: Reader, parent_run_id: str, folder: Path, table: str) -> None:
-    """Log the folder as artifacts of the parent run, and put the table before its description."""
+    """Log the report's folder as artifacts of a sweep's parent run.
+
+    The table is put before the description of this run.
+    """
     reader.client.log_artifacts(parent_run_id, str(folder), "report")
     description = reader.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
     plan = description.partition(_PLAN)[2] or description  # without the table of an earlier report

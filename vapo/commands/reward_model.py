@@ -46,7 +46,10 @@ NUM_HELDOUT_BATCHES = 4
 
 @dataclass(frozen=True)
 class ScoredInputs:
-    """A reward model's inputs, a state for each row (after its last token), and the rewards."""
+    """The inputs of a reward model and the rewards that it learns to predict.
+
+    Each row has one state, the one after the response's last token.
+    """
 
     inputs: TokenInputs
     rewards: Float[Tensor, " b"]
@@ -56,7 +59,10 @@ class ScoredInputs:
 
 
 def run(config: RewardModelConfig) -> None:
-    """Sample, judge, train the reward model, report its bias as a critic, and write its folder."""
+    """Train a reward model on sampled and judged responses of a policy, and write its folder.
+
+    Print how well it predicts rewards, and how biased it is as a critic.
+    """
     sampling = settled_sampling(config, config.policy_path, EvaluationConfig())
     device = pick_device(config.trainer)
     tokenizer = load_tokenizer(config.policy_path, key="policy_path")
@@ -128,7 +134,10 @@ def with_unfinished(
     tokenizer: PreTrainedTokenizerBase,
     score: Callable[[list[Rollout]], list[Rollout]],
 ) -> list[Rollout]:
-    """The responses, of which a share is cut at a random token and judged again."""
+    """Return the responses, of which a random share is cut at a random token and judged again.
+
+    `score` judges rollouts.
+    """
     rng = Random(f"reward_model/unfinished/{config.seed}")
     cut_rows = [i for i in range(len(scored)) if rng.random() < config.unfinished_share]
     cut = []
@@ -154,7 +163,10 @@ def with_unfinished(
 
 
 def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
-    """Inputs for the state after each response's last token, where a reward model scores."""
+    """Return the reward model's inputs for responses, and their rewards.
+
+    A reward model scores the state after the last token.
+    """
     inputs = end_inputs(
         [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in examples],
         pad_id=pad_id,
@@ -164,7 +176,10 @@ def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
 
 
 def cut_scored(examples: Sequence[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """Cut responses into an optimizer step's micro-batches. The denominator counts responses."""
+    """Return an optimizer step's micro-batches of responses.
+
+    The denominator of the loss counts responses. `max_tokens` is the limit of a micro-batch.
+    """
     lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r in examples]
     chunks = cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens)
     return SupervisedBatch(
@@ -174,17 +189,17 @@ def cut_scored(examples: Sequence[Rollout], pad_id: int, *, max_tokens: int) -> 
 
 
 def summed_squared_error(critic: Critic, scored: ScoredInputs) -> Tensor:
-    """The sum of 1/2 (score - reward)^2 over responses."""
+    """Return the sum of 1/2 (score - reward)^2 over responses."""
     errors = cast(CriticOutput, critic(scored.inputs)).values - scored.rewards
     return 0.5 * errors.square().sum()
 
 
 @torch.no_grad()
 def value_report(critic: Critic, scored: Sequence[Rollout], pad_id: int) -> dict[str, float]:
-    """Metrics of the reward model at its task, and of its bias as a critic.
+    """Return metrics of the reward model at its task, and of its bias as a critic.
 
-    It has only learnt to score whole responses. As a critic of unfinished ones it is biased
-    (VC-PPO 3.1), which value pretraining corrects.
+    It has only learnt to score whole responses. As a critic of unfinished ones it is biased (VC-PPO
+    3.1), which value pretraining corrects.
     """
     device = next(critic.parameters()).device
     end = collate_scored(scored, pad_id)

@@ -58,9 +58,15 @@ def run(
     truth_share: float | None = None,
     format: str = "parquet",
 ) -> Path:
-    """Sample, score and write rollouts, unless the file exists. Return the file.
+    """Sample and score rollouts and write them to a file, unless it exists. Return the file.
 
-    The plain form is made from the Parquet file in `output_dir`, which stays.
+    With `format` plain, a JSON Lines file is made from the Parquet file in `output_dir`, which
+    stays.
+
+    Args:
+        num: how many rollouts, rounded up to whole groups.
+        value_truth: how many continuations are sampled from the start of each step of a response.
+        truth_share: the share of the groups whose responses are continued.
     """
     if format == "plain":
         stored = run(config, num=num, value_truth=value_truth, truth_share=truth_share)
@@ -112,7 +118,10 @@ def run(
 def metadata_of(
     config: FitConfig, prompts: PromptSplit, tokenizer: PreTrainedTokenizerBase, num_groups: int
 ) -> dict[str, Any]:
-    """The metadata of the file. All but `config_hash` are settings that decide its rollouts."""
+    """Return the metadata of a file of rollouts.
+
+    All but `config_hash` are settings that decide its rollouts.
+    """
     size = resolve(config).group_size
     settings = settings_of(config, prompts.train, size)
     return {
@@ -138,7 +147,8 @@ def sample_file(
 ) -> dict[str, float]:
     """Sample and score a file's rollouts chunk by chunk, and write it. Return their metrics.
 
-    What is sampled for a chunk depends on the seed and the chunk's number alone.
+    What is sampled for a chunk depends on the seed and the chunk's number alone. If `measuring` is
+    None, no prefixes are continued.
     """
     size, num_groups = int(metadata["group_size"]), int(metadata["num_groups"])
     settings = sampling_settings(config.rollouts)
@@ -184,7 +194,9 @@ def sample_file(
 
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
-    """Join the parts into the file. Return metrics of its rollouts and of its measured states."""
+    """Write one file with the rows of all parts. Return metrics of its rollouts and measured
+    states.
+    """
     table = concatenate_tables(parts, key="--output")
     metrics = summary_metrics(table)
     if "value_truth" in metadata:
@@ -196,7 +208,7 @@ def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> d
 
 
 def _settings_text(metadata: dict[str, Any]) -> str:
-    """The metadata that decide the rollouts, as JSON.
+    """Return those metadata that decide the rollouts, as JSON.
 
     The config's hash is left out, because it also depends on other keys, as those of the critic.
     """
@@ -205,7 +217,7 @@ def _settings_text(metadata: dict[str, Any]) -> str:
 
 
 def summary_metrics(table: pa.Table) -> dict[str, float]:
-    """Metrics of the rollouts in the file, under the keys of docs/metrics.md."""
+    """Return metrics of the rollouts in a table, under the keys of docs/metrics.md."""
     columns = (table.column(name).to_pylist() for name in ("response_ids", "turn_sampled"))
     lengths = [
         len(ids) if sampled is None else sum(sampled) for ids, sampled in zip(*columns, strict=True)
@@ -221,13 +233,16 @@ def summary_metrics(table: pa.Table) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Measuring:
-    """How prefixes are measured: K continuations from each step's start, in a share of groups."""
+    """How many continuations measure the value at the start of each step of a response.
+
+    `share` is the share of the groups whose responses are measured.
+    """
 
     num_continuations: int
     share: float
 
     def settings(self, config: FitConfig) -> dict[str, Any]:
-        """The settings that decide the measured values, for the file's metadata."""
+        """Return the settings that decide the measured values, for the file's metadata."""
         return {
             "num_continuations": self.num_continuations,
             "share": self.share,
@@ -236,11 +251,14 @@ class Measuring:
         }
 
     def is_measured(self, group: int) -> bool:
-        """Whether a group is measured. Measured groups are spread evenly over all groups."""
+        """Whether the responses of a group, given by its number, are measured.
+
+        Measured groups are spread evenly over all groups.
+        """
         return int((group + 1) * self.share + 1e-9) > int(group * self.share + 1e-9)
 
     def cost_text(self, config: FitConfig, num_groups: int, group_size: int) -> str:
-        """The most prefixes, continuations and tokens that measuring can take, as text."""
+        """Return a sentence on the most prefixes, continuations and tokens that this takes."""
         groups = sum(map(self.is_measured, range(num_groups)))
         segments = config.value_truth.segments.max_segments
         prefixes = groups * group_size * segments
@@ -264,9 +282,10 @@ def measure_step_starts(
 ) -> tuple[list[list[MeasuredState]], int]:
     """Measure what responses are worth at the start of each step, by continuations from there.
 
-    This is done for the groups that `measuring` chooses; for none if it is None.
-    `note` gets the expected cost before. Returns each response's measured states, and the number of
-    sampled tokens.
+    Only responses of the groups that `measuring` chooses are measured; none if it is None. `groups`
+    has the group's number of each rollout. `note` gets the expected cost before.
+
+    Returns: the measured states of each response, and the number of tokens that were sampled.
     """
     config = continuation_sampler.config
     states_by_row: list[list[MeasuredState]] = [[] for _ in rollouts]
@@ -297,7 +316,7 @@ def measure_step_starts(
 
 
 def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
-    """Metrics of the measured states, under the keys of docs/metrics.md."""
+    """Return metrics of a table's measured states, under the keys of docs/metrics.md."""
     lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
     sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
     return {

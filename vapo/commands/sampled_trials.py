@@ -27,7 +27,10 @@ from vapo.types import Rollout
 
 
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
-    """Start one process for each verifier, so that what it prints belongs to one response."""
+    """Start the verifiers, each in a single process, and return the scorer that uses them.
+
+    So what a verifier prints belongs to one response.
+    """
     quiet_libraries()
     return make_scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
@@ -36,7 +39,10 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
 def sampled_trials(
     config: FitConfig, num: int, scorer: Scorer, output: VerifierOutput
 ) -> Iterator[tuple[Policy, Iterator[Trial]]]:
-    """Load the policy; sample and judge a response to each of the first `num` training prompts."""
+    """Load the policy and sample a response to each of the first `num` training prompts.
+
+    Yield what hints need to know of the policy, and an iterator that judges a response at a time.
+    """
     tokenizer, prompts = read_inputs(config)
     sampled_prompts = group_sampling(
         prompts.training, num_prompts=num, seed=config.seed, iteration=0
@@ -77,7 +83,7 @@ def shown_trial(
     turn_end: int | None = None,
     rewards: RewardConfig | None = None,
 ) -> Trial:
-    """The trial of a response, with what its verifier printed.
+    """Return the trial of a response, with what its verifier printed.
 
     A response can have special tokens that did not end it. The trial names one of them: `turn_end`,
     with which the chat template ends a turn, if it is there, else the first.

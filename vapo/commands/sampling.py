@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit]:
-    """Set threads and precision, check the engine, and read tokenizer and prompts.
+    """Set threads and precision, and check the engine. Return the tokenizer and the prompts.
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
@@ -51,9 +51,10 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
 def read_prompts(
     config: FitConfig | SftConfig | RewardModelConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PromptSplit:
-    """Load the prompts, and check that responses can have the text `rewards.answer_after`.
+    """Return the prompts, after a check that responses can have the text `rewards.answer_after`.
 
-    Raises: UserError: as `load_prompts`, or that text is a special token that responses leave out.
+    Raises: UserError: the prompts cannot be read, or that text is a special token that responses
+    leave out.
     """
     mark, keeps_special = config.rewards.answer_after, config.rewards.keep_special_tokens
     special = None if mark is None or keeps_special else special_text(tokenizer).search(mark)
@@ -91,7 +92,7 @@ def command_recorder(
     critic: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Progress, RunLogger]]:
-    """Open the display and the MLflow run of a command, and record its config and its prompts.
+    """Yield the progress display and the MLflow run of a command, with config and prompts recorded.
 
     Args:
         name: the run's name if the config has none. If None, it comes from command and config.
@@ -136,7 +137,10 @@ def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iter
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:
-    """Load the actor from the config's folder or from a checkpoint, for a sampling engine."""
+    """Load the actor from the config's folder, or its weights from a checkpoint.
+
+    Return what a sampling engine needs of it.
+    """
     model = load_causal_lm(
         config.actor.path,
         dtype=config.actor.dtype,

@@ -107,7 +107,8 @@ def run(config: SftConfig) -> None:
 def starting_model(
     config: SftConfig,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bytes | None]:
-    """The model that is trained, its tokenizer, and its generation_config.json, if it has one.
+    """Return the model that is trained, its tokenizer, and its generation_config.json, if it has
+    one.
 
     Raises: UserError: config.model_path cannot be loaded, or could not be saved after training.
     """
@@ -127,7 +128,7 @@ def examples_of(
     tokenizer: PreTrainedTokenizerBase,
     ends: EndTokens,
 ) -> list[Example]:
-    """Make the examples of all prompts; an environment, if there is one, plays demonstrations.
+    """Return the training examples of all prompts; an environment, if there is one, plays them.
 
     Raises: UserError: a demonstration does not fit the environment.
     """
@@ -152,9 +153,9 @@ def examples_of(
 def prompt_example(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, ends: EndTokens | None = None
 ) -> Example:
-    """Make the example of a prompt, whose demonstration is a text.
+    """Return the training example of a prompt, whose demonstration is a text.
 
-    The tokens end with an end token: the demonstration's own, or that which the policy learns.
+    The tokens end with an end token: the demonstration's own, or the one that the policy learns.
 
     Args:
         ends: the policy's end tokens. If None, those of its tokenizer.
@@ -171,7 +172,7 @@ def prompt_example(
 
 
 def episode_example(episode: Rollout) -> Example:
-    """The example of a played episode, in which only the policy's tokens have loss."""
+    """Return the training example of an episode, in which only the policy's tokens have loss."""
     return episode.prompt.prompt_ids, episode.response_ids, episode.is_sampled
 
 
@@ -188,8 +189,9 @@ def require_demonstrations(prompts: list[Prompt]) -> None:
 def check_lengths(
     split: PromptSplit, examples: Sequence[Example], config: SftConfig, positions: int | None
 ) -> None:
-    """Check that the model has a position for each token, and that the evaluation samples as many
-    as it learns to write.
+    """Check that no row is longer than the model's positions, or than evaluation samples.
+
+    `positions` is None for a model without a limit.
 
     Raises: UserError: there are rows that are too long; says how many, and names one.
     """
@@ -227,7 +229,10 @@ def _longer(lengths: Sequence[int], maximum: int, rows: Sequence[Prompt]) -> str
 
 
 def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """The micro-batches of one optimizer step. The denominator counts the tokens that have loss."""
+    """Return the micro-batches of one optimizer step.
+
+    The denominator counts tokens with loss. `max_tokens` is the limit of a micro-batch.
+    """
     lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids, _ in examples]
     microbatches = []
     for rows in cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens):
@@ -243,6 +248,6 @@ def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> Supervi
 
 
 def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:
-    """The sum of the demonstrations' negative log-likelihood over tokens, in nats."""
+    """Return the summed negative log-likelihood of the demonstrations' tokens, in nats."""
     logprobs = actor(inputs, temperature=1.0).logprobs
     return -cast(Tensor, logprobs).sum()

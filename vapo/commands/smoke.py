@@ -61,7 +61,9 @@ def run(config: FitConfig, *, ckpt_path: str | None = None, quiet: bool = False)
         tell("2 of 2: resume from the checkpoint in a new process, and train one iteration more")
         (checkpoint,) = folder.glob("runs/*/checkpoints/last.ckpt")
         sessions.append(run_session(config, file, num_first + 1, checkpoint, quiet=quiet))
-        warnings = [line for path in folder.glob("runs/*/summary.json") for line in said_in(path)]
+        warnings = [
+            line for path in folder.glob("runs/*/summary.json") for line in warnings_in(path)
+        ]
         free = shutil.disk_usage(folder).free
     say(smoke_text(config, sessions, warnings, free))
 
@@ -127,8 +129,10 @@ def check_one_host(config: FitConfig) -> None:
 
 @contextmanager
 def temporary_folder(output_dir: Path) -> Iterator[Path]:
-    """A new folder in `output_dir`, where the run's own files would be. It is removed at the end,
-    as are folders that had to be made around it."""
+    """Make a new folder in `output_dir` and yield it.
+
+    At the end it is removed, and so are the folders that had to be made around it.
+    """
     new_folders = make_folders(output_dir)
     folder = Path(tempfile.mkdtemp(prefix="smoke_", dir=output_dir))
     try:
@@ -146,6 +150,8 @@ def run_session(
     config: FitConfig, file: Path, last: int, checkpoint: Path | None, *, quiet: bool
 ) -> Session:
     """Run `vapo fit` on the config in `file` in a process, up to iteration `last`.
+
+    Return what the session measured. With a checkpoint the run resumes from it.
 
     Raises: UserError: it has failed. The message says how, and the process itself has said why.
     """
@@ -172,15 +178,17 @@ def run_session(
     return Session.of(json.loads(session_file(file.parent, last).read_text()))
 
 
-def said_in(summary: Path) -> list[str]:
-    """What a run's summary warns of."""
+def warnings_in(summary: Path) -> list[str]:
+    """Return the warnings and faults that a run's summary.json has."""
     contents = json.loads(summary.read_text())
     faults = {name: number for name, number in contents["faults"].items() if number}
     return [*contents["warnings"], *([f"faults: {faults}"] if faults else [])]
 
 
 def smoke_text(config: FitConfig, sessions: list[Session], warnings: list[str], free: int) -> str:
-    """The text that ends a smoke test; `free` bytes are left on the disk of output_dir."""
+    """Return the text that ends a smoke test; `free` is how many bytes the disk of output_dir has
+    left.
+    """
     prediction = forecast(config, sessions)
     where = "" if free >= prediction.disk_held else ", which is too little"
     lines = [
@@ -199,7 +207,7 @@ def smoke_text(config: FitConfig, sessions: list[Session], warnings: list[str], 
 
 
 def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Let the process stop at its next safe point; after some seconds end it and its children."""
+    """Ask the process to stop at its next safe point; after `seconds` end it and its children."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(seconds)

@@ -34,7 +34,7 @@ def run(
     sweep_dir: Path | None = None,
     no_report: bool = False,
 ) -> None:
-    """Run every task that has not finished yet, and write the report into the parent run.
+    """Run every run of a grid that has not finished yet, and write the report into MLflow.
 
     Raises: UserError: some runs failed. It is raised at the end, after all others have run.
     """
@@ -126,7 +126,10 @@ def command_line(
     overrides: Sequence[str],
     rows: Sequence[str] = (),
 ) -> str:
-    """The shell command that repeats this sweep. It names credentials by environment variables."""
+    """Return the shell command that repeats this sweep.
+
+    Credentials stand in it as the environment variables that have them.
+    """
     words = ["vapo", "sweep", *(word for file in files for word in ("--config", str(file)))]
     words += ["--grid", str(grid), "--seeds", ",".join(map(str, seeds))]
     words += [word for text in rows for word in ("--rows", text)]

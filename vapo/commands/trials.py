@@ -72,7 +72,7 @@ class Trial:
 
 
 def which_part(rewards: RewardConfig, response: str, prompt: str = "") -> str:
-    """The part of a response that is judged, in words. Empty if the config judges all of it."""
+    """Return in words which part of a response is judged; empty if the config judges all of it."""
     mark = rewards.answer_after
     if mark is None:
         return ""
@@ -107,7 +107,10 @@ def inline(text: str, max_chars: int = 200) -> str:
 
 
 def block(text: str) -> str:
-    """A text of any length with a mark before each line, so that it cannot pass for our output."""
+    """Return a text with a mark before each line, so that it cannot pass for our output.
+
+    The middle of a long text is left out.
+    """
     if len(text) > MAX_SHOWN_CHARS:
         begin, end = text[: MAX_SHOWN_CHARS - _END_CHARS], text[-_END_CHARS:]
         num_left = len(text) - MAX_SHOWN_CHARS
@@ -148,7 +151,7 @@ def trial_text(trial: Trial, number: int, total: int) -> str:
 
 
 def _verifier_text(name: str, verdict: Mapping[str, Any]) -> str:
-    """The verdict of one of several verifiers, and its reward without the weight."""
+    """Return a line with the verdict of one of several verifiers and its reward without weight."""
     judged = "correct" if verdict["is_correct"] else "incorrect"
     if verdict["failure"] is not None:
         judged = f"no verdict ({inline(verdict['failure'], 400)}), which counts as incorrect"
@@ -156,7 +159,7 @@ def _verifier_text(name: str, verdict: Mapping[str, Any]) -> str:
 
 
 def trials_summary(trials: Sequence[Trial]) -> str:
-    """The pass rate, and what else can be counted, in one line."""
+    """Return one line with pass rate, mean reward, and counts of failures and truncation."""
     total, num_correct = len(trials), sum(t.is_correct for t in trials)
     mean = sum(t.reward for t in trials) / total
     text = (
@@ -190,14 +193,17 @@ _READS = {
 
 @dataclass(frozen=True)
 class Policy:
-    """What hints need to know of the policy's tokenizer. `end_tokens` are texts."""
+    """What hints on responses need to know of the policy's tokenizer. `end_tokens` are texts."""
 
     end_tokens: tuple[str, ...]
     has_chat_template: bool
 
 
 def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
-    """Yield a sentence for each problem that was seen. `policy` is None if nothing was sampled."""
+    """Yield a sentence for each problem that the responses show, as `vapo try` prints it.
+
+    `policy` is None if nothing was sampled.
+    """
     failures = Counter(t.failure for t in trials if t.failure is not None)
     if 2 * failures.total() > len(trials):
         yield (
@@ -226,7 +232,7 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
 
 
 def _thought_hints(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
-    """Hints on thoughts that are judged with the answer, or that have no end."""
+    """Yield hints on thoughts that are judged with the answer, or that have no end."""
     total, mark = len(trials), config.rewards.answer_after
     thought_ends = [match for t in trials if (match := THOUGHT_END.search(t.response_text))]
     if mark is None and thought_ends and not config.environment.is_used:
@@ -280,7 +286,7 @@ def _length_hints(trials: Sequence[Trial], config: FitConfig, policy: Policy) ->
 def _truncation_sentence(
     kinds: Counter[str | None], total: int, config: FitConfig, policy: Policy
 ) -> str:
-    """A sentence on the limit that cut the most responses, and on the key that sets it."""
+    """Return a sentence on the limit that cut the most responses, and the key that sets it."""
     (kind, count), *_ = kinds.most_common(1)
     episodes, ends = config.environment.episode_options, ", ".join(map(inline, policy.end_tokens))
     key, limit = "rollouts.max_response_tokens", str(config.rollouts.max_response_tokens)

@@ -52,7 +52,7 @@ NamedRow = tuple[str, SourceRow]
 
 @dataclass(frozen=True)
 class GivenResponse:
-    """A response from the file of `--responses`.
+    """A response from the file of `--responses`, with the file and line (`place`) where it is.
 
     It is judged against its `answer`, else against a row of the data.
     """
@@ -66,7 +66,10 @@ class GivenResponse:
 
 
 def run(config: FitConfig, *, num: int | None = None, responses: Path | None = None) -> list[Trial]:
-    """Print each response with its verdict, then the pass rate and hints."""
+    """Print each response with its verdict, then the pass rate and hints. Return the responses.
+
+    The responses are those in a file, or are sampled to `num` training prompts.
+    """
     with VerifierOutput() as output, ExitStack() as exit_stack:
         if responses is not None:
             file_responses = read_responses(responses)
@@ -90,7 +93,7 @@ def run(config: FitConfig, *, num: int | None = None, responses: Path | None = N
 
 @contextmanager
 def _imports_shown(output: VerifierOutput) -> Iterator[None]:
-    """Print what the verifiers printed while they were imported, even if one fails."""
+    """After the block, print what verifiers printed while they were imported, even if one fails."""
     try:
         yield
     finally:
@@ -112,7 +115,7 @@ def _show(
 
 
 def read_responses(path: Path) -> list[GivenResponse]:
-    """The responses in a file: `.jsonl` has JSON lines, any other file has a response in each line.
+    """Return the responses in a file: JSON Lines if it ends in `.jsonl`, else one in each line.
 
     Raises: UserError: the file cannot be read or is empty, or a line is malformed. The message
         names file and line.
@@ -172,6 +175,8 @@ def start_judges(
 ) -> dict[str, Judge]:
     """Start a verifier for each source in `rows`, each in a process that `exit_stack` closes.
 
+    Returns: the verifiers by source.
+
     Raises: UserError: a verifier is a reward model, or cannot be made.
     """
     by_source = {"": config.rewards, **rewards_by_source(config.rewards, config.data)}
@@ -198,7 +203,7 @@ def judge_given_responses(
     judges: Mapping[str, Judge],
     output: VerifierOutput,
 ) -> Iterator[Trial]:
-    """Judge one response after the other, and yield their trials."""
+    """Judge one response after the other against its row, and yield each with its verdict."""
     for response, (source, row) in zip(responses, rows, strict=True):
         judge, problem = judges[source], row.problem
         reply = reply_of(judge, partial(_submit, response.response, row))
@@ -220,7 +225,7 @@ def judge_given_responses(
 def _submit(
     response: str, row: SourceRow, judge: TextJudge, on_reply: OnReply
 ) -> Callable[[], object]:
-    """Submit the judged part of a response to the verifier. Calling the result withdraws it.
+    """Submit the judged part of a response to the verifier; return a function that withdraws it.
 
     A response without such a part is incorrect and is not submitted.
     """
@@ -267,7 +272,10 @@ def rows_judged_against(
 
 
 def _rows(config: FitConfig, name: str) -> list[NamedRow]:
-    """Return all rows of `train` or `heldout`; of a curriculum those of its first stage."""
+    """Return all rows of `train` or `heldout`, each with its source's name in a mixture.
+
+    Of a curriculum, only the rows of the first stage are returned.
+    """
     named_rows: list[NamedRow] = []
     for key, source in sources_of(config.data, name).items():
         if isinstance(source, GeneratedSource) and source.curriculum:

@@ -121,9 +121,9 @@ def _serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def server_environment(store: Store) -> dict[str, str]:
-    """The environment variables of MLflow's server.
+    """Return the environment variables of MLflow's server.
 
-    Everyone on the host can read a process's arguments, so a database's URI is not among them.
+    They have the URI of a database, because everyone on the host can read a process's arguments.
     """
     environment = python_environment()
     # one worker serves one reader; more would only take the training's cores
@@ -139,7 +139,7 @@ def server_environment(store: Store) -> dict[str, str]:
 
 
 def server_command(store: Store, host: str, port: int) -> list[str]:
-    """The command that starts MLflow's server in this Python's environment."""
+    """Return the command that starts MLflow's server in this Python's environment."""
     command = python_command("mlflow", "server")
     if store.database is not None:
         command += ["--backend-store-uri", store.uri]

@@ -15,11 +15,11 @@ _ORIGINS = "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"
 
 
 def allowed_hosts(host: str, port: int) -> list[str]:
-    """The values of the header Host that the server answers to, each a name with its port.
+    """Return the values of the header Host that the server answers to, each a name with its port.
 
-    A browser sends the name in the address that it has opened. A page's owner can let a domain
-    name resolve to this machine (DNS rebinding), so nothing like `10.*` is among the values.
-    MLflow's variable MLFLOW_SERVER_ALLOWED_HOSTS adds further ones, as a proxy's name.
+    A browser sends the name in the address that it has opened. A page's owner can let a domain name
+    resolve to this machine (DNS rebinding), so nothing like `10.*` is among the values. MLflow's
+    variable MLFLOW_SERVER_ALLOWED_HOSTS adds further ones, as a proxy's name.
     """
     names = [*_LOOPBACK, *_names_of(host)]
     ports = ("", f":{port}") if port == 80 else (f":{port}",)  # browsers leave 80 out
@@ -28,7 +28,7 @@ def allowed_hosts(host: str, port: int) -> list[str]:
 
 
 def allowed_origins(host: str, port: int) -> list[str]:
-    """The origins of pages whose scripts may change something.
+    """Return the origins of the web pages whose scripts may change something on the server.
 
     They are the server's own, and those in MLFLOW_SERVER_CORS_ALLOWED_ORIGINS.
     """
@@ -41,7 +41,7 @@ def _listed(variable: str) -> Iterable[str]:
 
 
 def _names_of(host: str) -> list[str]:
-    """The names and addresses by which a user may reach the address that the server listens on."""
+    """Return the names and addresses by which a browser may reach the address `host`."""
     try:
         address = ip_address(host)
     except ValueError:

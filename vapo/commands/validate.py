@@ -51,9 +51,12 @@ def run(
     value_page: str | None = None,
     value_truth: int | None = None,
 ) -> dict[str, float]:
-    """Evaluate a policy; print each metric on its own line, then the value page's path if any.
+    """Evaluate a policy on held-out prompts, print its metrics, and return them.
 
-    Returns: the metrics.
+    Args:
+        ckpt_path: the checkpoint of the policy; None: the config's own folder.
+        value_page: the path of a page of the critic's values, which is written if it is given.
+        value_truth: how many continuations measure the true value of each prefix; None: no prefix.
     """
     page = None if value_page is None else Path(value_page)
     if page is not None:
