@@ -184,9 +184,10 @@ def run(
 
 
 def _training_of(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> CriticTraining:
-    """Return the training of a critic with the config's seed.
+    """Return the training of a critic with the config's seed. A digest names its result file.
 
-    Its digest has those of the rollout files, which are in `more`, and not their paths.
+    The digest depends on what the rollout files contain (`more` has their digests), not on their
+    paths.
     """
     pretraining = replace(config.components.value_pretraining, data=None)
     plain = replace(config, components=replace(config.components, value_pretraining=pretraining))

@@ -25,7 +25,9 @@ _JOURNAL = re.compile(r"tracking(-[0-9A-Za-z_-]{12})?")
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
     """Send the tracking records that wait in the runs' folders to MLflow; then they wait no more.
 
-    With `only_list`, print what waits, and send nothing.
+    Args:
+        tracking_uri: the store to send to; None: the store that each run's record names.
+        only_list: print what waits, and send nothing.
 
     Raises: UserError: a store does not answer, or records are still left at the end.
     """

@@ -67,7 +67,7 @@ def checked_command(command: str, config: Any, options: Options) -> Iterator[Non
 def check_early(command: str, config: Any, options: Options) -> None:
     """Check what the command will read and write; a sweep checks each of its rows itself.
 
-    Of a checkpoint the manifest is read.
+    Only the manifest of a checkpoint is read.
 
     Raises: UserError for the first that is wrong.
     """

@@ -73,7 +73,10 @@ def check_gpu_memory(config: FitConfig, gpu_memory_gib: float | None) -> None:
 
 
 def model_config_folder(model_config: Path) -> str:
-    """The folder of `vapo estimate --model_config`. Raises: UserError: it has no config.json."""
+    """Return the folder that `vapo estimate --model_config` names, by itself or its config.json.
+
+    Raises: UserError: it has no config.json.
+    """
     folder = model_config.parent if model_config.name == "config.json" else model_config
     if not (folder / "config.json").is_file():
         raise UserError(f"--model_config: no config.json at {model_config}")

@@ -23,8 +23,8 @@ from vapo.runs.checkpoints import network_state, read_checkpoint
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
     """Write a network of a checkpoint as a folder that `from_pretrained` loads.
 
-    Several critics get a folder each below it. A warning is printed if the policy's held-out score
-    does not exceed that at the start of its run.
+    Each of several critics gets a folder inside it. A warning is printed if the policy's held-out
+    score does not exceed that at the start of its run.
 
     Raises: UserError: the folder is not empty, or the critic's head is a user's function.
     """

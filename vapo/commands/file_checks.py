@@ -32,7 +32,10 @@ Config = FitConfig | SftConfig | RewardModelConfig
 
 
 def check_run(config: FitConfig) -> None:
-    """Check what a training run reads and writes: `vapo fit`, or a row of a sweep."""
+    """Check what a training run, as `vapo fit` or a row of a sweep, will read and write.
+
+    Raises: UserError: a file, folder or function is missing or cannot be used.
+    """
     check_sampling(config)
     check_critic_folders(config)
     stored = config.components.value_pretraining.data
@@ -52,7 +55,9 @@ def check_sampling(config: FitConfig) -> None:
 
 
 def check_sources(config: Config) -> None:
-    """Check the engine, the functions, and the prompts' sources with the first row of each."""
+    """Check the engine's package, the first row of each source of prompts, and the user's
+    functions.
+    """
     if isinstance(config.rollouts, VllmEngine):
         check_installed()
     for name in ("train", "heldout"):
@@ -62,7 +67,10 @@ def check_sources(config: Config) -> None:
 
 
 def check_critic_folders(config: FitConfig) -> None:
-    """Check each critic's folder. The first has a tokenizer, unless it is the policy's folder."""
+    """Check that each critic's folder has a model.
+
+    The first critic's folder must also have a tokenizer, unless it is the policy's folder.
+    """
     if not config.algorithm.has_critic:
         return
     with about(critic_start_key(config)):
@@ -72,7 +80,7 @@ def check_critic_folders(config: FitConfig) -> None:
 
 
 def check_functions(config: Config) -> None:
-    """Check that the verifiers exist, and the user's own estimator, value head and environment."""
+    """Check that verifiers exist, and the user's own estimator, value head and environment."""
     for key, block in verifier_blocks(config):
         if isinstance(block, PythonVerifier):
             function, folder = block.function, block.function_folder
@@ -96,8 +104,8 @@ def check_functions(config: Config) -> None:
 def check_store(config: Config) -> None:
     """Check that the tracking store of a config can be written.
 
-    A config from a run's folder may not choose alone where records and credentials are sent,
-    because the folder may come from somebody else.
+    A config in a run's folder cannot by itself choose where records and credentials are sent,
+    because the folder may come from somebody else: the user must have named that store before.
     """
     store, run_folder = locate_store(config.tracking.uri), config.sources.run_with_store
     if run_folder is not None:

@@ -34,10 +34,11 @@ from vapo.types import Prompt, Rollout
 
 
 def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
-    """Write the pass rate of each training prompt into a file, and print a summary. Return the
-    file.
+    """Write a file with the pass rate of each training prompt, and print a summary.
 
     Responses are sampled and judged for it, unless the file exists.
+
+    Returns: the file.
     """
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
@@ -240,9 +241,7 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
 
 
 def _judged_part(rewards: RewardConfig) -> dict[str, Any]:
-    """Return those settings that choose the judged part of a response and are not at their
-    defaults.
-    """
+    """Return the settings that choose the judged part of a response, but for defaults."""
     names, default = ("answer_after", "without_answer_after", "keep_special_tokens"), RewardConfig()
     return {n: getattr(rewards, n) for n in names if getattr(rewards, n) != getattr(default, n)}
 
@@ -278,10 +277,10 @@ def default_path(config: FitConfig, settings: Mapping[str, Any]) -> Path:
 
 
 class ResumableParts:
-    """The files of parts of a file that takes long to sample. After a kill the next command reuses
-    them.
+    """The part files of a file that takes long to sample.
 
-    Their folder lies beside the file. All of its parts were sampled with the same settings.
+    After a kill the next command reuses the parts that are there. Their folder lies beside the
+    file. All of them were sampled with the same settings.
 
     Raises: UserError: the folder cannot be written, has parts of other settings, or another command
         writes it.
@@ -330,9 +329,7 @@ class ResumableParts:
         self._lock.close()
 
     def remove(self) -> None:
-        """Delete the parts, once the file has all of them. The folder goes, too, if it is empty
-        then.
-        """
+        """Delete the parts, once the file has all of them, and their folder if it is empty then."""
         names = ("settings.json", ".lock", *(file.name for file in self.files))
         for name in names:
             for path in (self.folder / name, self.folder / f".{name}.new"):

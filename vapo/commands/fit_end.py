@@ -95,10 +95,7 @@ def latest_value_page(tracking_uri: str, logger: RunLogger, latest: str) -> str 
 
 
 def run_before(run_dir: RunDir) -> Path | None:
-    """Return the folder of the finished run in the same folder that began last before this one.
-
-    The result is None if there is none.
-    """
+    """Return the folder of the finished run beside this one that began last before it, or None."""
     runs = newest_first(run_dir.path.parent)
     earlier = runs[runs.index(run_dir.path) + 1 :] if run_dir.path in runs else []
     return next((path for path in earlier if (path / SUMMARY_NAME).is_file()), None)

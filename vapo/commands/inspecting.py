@@ -42,7 +42,10 @@ def run(
     sampling: Sequence[str] = (),
     output: Sequence[Path] = (),
 ) -> Inspection:
-    """Read rollouts, inspect them, print the figures, and write the files that `--output` names."""
+    """Inspect rollouts in files, print the figures, and write the files that `--output` names.
+
+    The figures say what a critic knows, by its values in the rollouts or of a critic to load.
+    """
     find_files(rollouts)
     for path in output:
         _check_output(path)
@@ -103,9 +106,21 @@ def inspect_rollouts(
     output: Sequence[Path] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Return what rollouts from files or data show of a critic. `vapo.inspect` has the arguments.
+    """Return what rollouts of any framework show of a critic.
 
-    The Parquet files among `output` are written here, because the responses are read only once.
+    Args:
+        source: paths of files with rollouts, or rows that a program has in hand.
+        name: what the report calls the rollouts.
+        policy: the model that sampled the rollouts, whose tokenizer reads their texts.
+        critic: the folder of a critic, whose values are computed; None: those in the rows.
+        value_truth: how many continuations of each measured prefix the policy samples.
+        verifier: the verifier that judges continuations.
+        rewards: the columns whose sum is the reward.
+        gamma: the discount of the value targets.
+        sampling: overrides of a config for continuations.
+        output: files to write. Only Parquet files are written here, because the responses are
+            read only once.
+        chat_template_kwargs: variables of the policy's chat template.
 
     Raises: UserError: options do not fit together, a folder does not exist, or there are no
         rollouts.

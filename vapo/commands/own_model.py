@@ -234,8 +234,7 @@ def _reward(reward: str | Callable[..., Any]) -> dict[str, Any]:
 def _put_source(
     values: dict[str, Any], name: str, data: Any, overrides: Sequence[str], rows_dir: Path
 ) -> tuple[str, int]:
-    """Add the keys of a data source to `values`. Return a line on its columns, and how many rows it
-    has.
+    """Add the keys of a data source to `values`. Return a line on it and its number of rows.
 
     Args:
         name: `train` or `heldout`.

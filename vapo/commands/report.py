@@ -33,7 +33,19 @@ def run(
     full_system: str | None = None,
     policy_steps: int | None = None,
 ) -> Path:
-    """Write the report and return its folder. `vapo.report` describes the arguments.
+    """Write the table and the figures of recorded runs, and return their folder.
+
+    Exactly one of the first four arguments says which runs they are.
+
+    Args:
+        sweep: a sweep's id.
+        runs: MLflow run ids, separated by commas.
+        experiment: the name of an experiment.
+        folders: a sweep's folder, or folders of runs.
+        tracking_uri: the MLflow store; None: the one that the folders name, or mlruns.
+        output_dir: where to write; None: `report` in the sweep's folder, or runs/report.
+        full_system: the row with which the others are compared.
+        policy_steps: report each run's last evaluation up to this optimizer step of the policy.
 
     Raises: UserError: the folder, run, experiment or store does not exist.
     """

@@ -194,8 +194,9 @@ def sample_file(
 
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
-    """Write one file with the rows of all parts. Return metrics of its rollouts and measured
-    states.
+    """Write the rows of all parts to one file.
+
+    Returns: metrics of the rollouts and, if values were measured, of the measured states.
     """
     table = concatenate_tables(parts, key="--output")
     metrics = summary_metrics(table)
@@ -258,7 +259,10 @@ class Measuring:
         return int((group + 1) * self.share + 1e-9) > int(group * self.share + 1e-9)
 
     def cost_text(self, config: FitConfig, num_groups: int, group_size: int) -> str:
-        """Return a sentence on the most prefixes, continuations and tokens that this takes."""
+        """Return a sentence on the cost of measuring.
+
+        It has the most prefixes, continuations and tokens that this can take.
+        """
         groups = sum(map(self.is_measured, range(num_groups)))
         segments = config.value_truth.segments.max_segments
         prefixes = groups * group_size * segments

@@ -107,8 +107,7 @@ def run(config: SftConfig) -> None:
 def starting_model(
     config: SftConfig,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bytes | None]:
-    """Return the model that is trained, its tokenizer, and its generation_config.json, if it has
-    one.
+    """Return the model to train, its tokenizer, and its generation_config.json or None.
 
     Raises: UserError: config.model_path cannot be loaded, or could not be saved after training.
     """
@@ -128,7 +127,9 @@ def examples_of(
     tokenizer: PreTrainedTokenizerBase,
     ends: EndTokens,
 ) -> list[Example]:
-    """Return the training examples of all prompts; an environment, if there is one, plays them.
+    """Return the training examples of all prompts.
+
+    An environment, if there is one, answers the turns of each demonstration.
 
     Raises: UserError: a demonstration does not fit the environment.
     """

@@ -186,8 +186,9 @@ def warnings_in(summary: Path) -> list[str]:
 
 
 def smoke_text(config: FitConfig, sessions: list[Session], warnings: list[str], free: int) -> str:
-    """Return the text that ends a smoke test; `free` is how many bytes the disk of output_dir has
-    left.
+    """Return the text that ends a smoke test.
+
+    `free` is how many bytes are left on the disk of output_dir.
     """
     prediction = forecast(config, sessions)
     where = "" if free >= prediction.disk_held else ", which is too little"

@@ -232,7 +232,7 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
 
 
 def _thought_hints(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
-    """Yield hints on thoughts that are judged with the answer, or that have no end."""
+    """Yield hints on reasoning that is judged together with the answer, or that has no end."""
     total, mark = len(trials), config.rewards.answer_after
     thought_ends = [match for t in trials if (match := THOUGHT_END.search(t.response_text))]
     if mark is None and thought_ends and not config.environment.is_used:

@@ -52,9 +52,10 @@ NamedRow = tuple[str, SourceRow]
 
 @dataclass(frozen=True)
 class GivenResponse:
-    """A response from the file of `--responses`, with the file and line (`place`) where it is.
+    """A response from the file of `--responses`. It is judged against its `answer`, else a data
+    row.
 
-    It is judged against its `answer`, else against a row of the data.
+    `place` is its file and line; `number` counts the responses from 0.
     """
 
     place: str
@@ -66,7 +67,7 @@ class GivenResponse:
 
 
 def run(config: FitConfig, *, num: int | None = None, responses: Path | None = None) -> list[Trial]:
-    """Print each response with its verdict, then the pass rate and hints. Return the responses.
+    """Print responses with their verdicts, then the pass rate and hints. Return all as trials.
 
     The responses are those in a file, or are sampled to `num` training prompts.
     """

@@ -34,7 +34,7 @@ _CURE = (
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
-    """Serve MLflow's pages of this store until Ctrl-C.
+    """Serve MLflow's pages of the store at `tracking_uri` until Ctrl-C.
 
     `run`: the id of the run whose page's address is printed, instead of the experiments' page.
 

@@ -87,7 +87,7 @@ class MismatchConfig:
 
     @property
     def masks(self) -> bool:
-        """Whether a response carries no policy loss where its mean ratio is out of bounds."""
+        """Whether responses whose mean ratio is out of bounds lose their policy loss."""
         return self.mask_below is not None or self.mask_above is not None
 
     @property

@@ -146,7 +146,7 @@ def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
 
 
 def _mismatch_options(config: FitConfig) -> dict[str, str]:
-    """Return the options of `algorithm.mismatch` that are on, each with what turns it off."""
+    """Return the mismatch options that are on, each with the value that turns it off."""
     names, mismatch = ("tis_cap", "mask_below", "mask_above"), config.algorithm.mismatch
     limits = [f"algorithm.mismatch.{n}" for n in names if getattr(mismatch, n) is not None]
     icepop = {"algorithm.mismatch.icepop": "false"} if mismatch.icepop else {}

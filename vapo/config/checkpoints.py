@@ -57,8 +57,9 @@ FREE_KEYS = (
 def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that decide which run a config is, by dotted key.
 
-    `values` is the flattened config. `FREE_KEYS` and the folders of functions are left out, and
-    keys of older versions have their new names.
+    `values` is the flattened config. The keys that may change between two sessions of a run
+    (`FREE_KEYS`) and the folders of functions are left out. Keys of older versions have their new
+    names.
     """
     free = (*FREE_KEYS, "trainer.checkpoint_every_n_iterations")  # the last is of older runs
     new_names = {"algorithm.value_clip": "critic.value_clip"}  # of older runs, too

@@ -13,7 +13,10 @@ from vapo.config.kinds import option
 
 @dataclass(frozen=True)
 class ValuePretraining:
-    """Train the critic on Monte-Carlo returns of the fixed initial policy (VAPO 4.1)."""
+    """Train the critic on Monte-Carlo returns of the fixed initial policy (VAPO 4.1).
+
+    The fields are the options of `components.value_pretraining`.
+    """
 
     enabled: bool = option(True, "off: 0 iterations")
     num_iterations: int = option(50, "at most this many rollout batches (paper: 50 steps)", ge=0)
@@ -73,7 +76,10 @@ class ValuePretraining:
 
 @dataclass(frozen=True)
 class DecoupledGAE:
-    """Value targets with their own lambda (VAPO 4.1, VC-PPO 3.3)."""
+    """Value targets with their own lambda (VAPO 4.1, VC-PPO 3.3).
+
+    The fields are the options of `components.decoupled_gae`.
+    """
 
     enabled: bool = option(True, "off: lambda_critic is the policy's lambda")
     lambda_critic: float = option(1.0, "lambda of the value targets (paper: 1.0)", ge=0, le=1)
@@ -81,7 +87,10 @@ class DecoupledGAE:
 
 @dataclass(frozen=True)
 class LengthAdaptiveGAE:
-    """lambda_policy = 1 - 1/(alpha * l) for a response of l tokens (VAPO 4.2)."""
+    """lambda_policy = 1 - 1/(alpha * l) for a response of l tokens (VAPO 4.2).
+
+    The fields are the options of `components.length_adaptive_gae`.
+    """
 
     enabled: bool = option(True, "off: the constant algorithm.lambda_policy")
     alpha: float = option(
@@ -101,7 +110,10 @@ class LengthAdaptiveGAE:
 
 @dataclass(frozen=True)
 class TokenLevelLoss:
-    """Every token of the minibatch weighs the same (VAPO 4.2, DAPO 3.3)."""
+    """Every token of the minibatch weighs the same (VAPO 4.2, DAPO 3.3).
+
+    The field is the option of `components.token_level_loss`.
+    """
 
     enabled: bool = option(
         True,
@@ -112,7 +124,10 @@ class TokenLevelLoss:
 
 @dataclass(frozen=True)
 class ClipHigher:
-    """A higher upper clip bound (VAPO 4.3, DAPO 3.1)."""
+    """A higher upper clip bound (VAPO 4.3, DAPO 3.1).
+
+    The fields are the options of `components.clip_higher`.
+    """
 
     enabled: bool = option(True, "off: eps_high = algorithm.eps_low")
     eps_high: float = option(0.28, "upper clip bound of the ratio (paper: 0.28)", ge=0)
@@ -120,7 +135,10 @@ class ClipHigher:
 
 @dataclass(frozen=True)
 class PositiveExampleLMLoss:
-    """mu * negative log-likelihood of correct responses (VAPO 4.3)."""
+    """mu * negative log-likelihood of correct responses (VAPO 4.3).
+
+    The fields are the options of `components.positive_example_lm_loss`, a term of the policy loss.
+    """
 
     enabled: bool = option(True, "off: mu = 0")
     mu: float = option(0.1, "weight (paper: 0.1)", ge=0)
@@ -128,7 +146,10 @@ class PositiveExampleLMLoss:
 
 @dataclass(frozen=True)
 class GroupSampling:
-    """Several responses per prompt (VAPO 4.3)."""
+    """Several responses per prompt (VAPO 4.3).
+
+    The fields are the options of `components.group_sampling`.
+    """
 
     enabled: bool = option(True, "off: num_prompts * group_size prompts, one response each")
     num_prompts: int = option(512, "prompts per iteration (paper: 512)", ge=1)

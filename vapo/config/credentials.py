@@ -40,16 +40,16 @@ def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
     match = _URI.fullmatch(text)
     if match is None:
         return SplitUri(text)
-    scheme, rest = match.groups()
-    end = _end_of_user_part(rest, is_database=scheme.partition("+")[0] in _DATABASES)
-    part, rest = rest[:end], rest[end:]
+    scheme, after_scheme = match.groups()
+    end = _end_of_user_part(after_scheme, is_database=scheme.partition("+")[0] in _DATABASES)
+    part, after_scheme = after_scheme[:end], after_scheme[end:]
     user, colon, password = part.removesuffix("@").partition(":")
     shown_part = ""
     if reference and part and re.fullmatch(f"(?:{reference})+", password if colon else user):
         part, shown_part = "", part
-    rest, dropped = _without_secret_parameters(rest, reference)
+    after_scheme, dropped = _without_secret_parameters(after_scheme, reference)
     return SplitUri(
-        f"{scheme}://{shown_part}{rest}",
+        f"{scheme}://{shown_part}{after_scheme}",
         unquote(user) if part else None,
         unquote(password) if part and colon else None,
         dropped,
@@ -64,26 +64,27 @@ def without_credentials(text: str, *, reference: str | None = None) -> str:
     return split_uri(text, reference=reference).bare
 
 
-def _end_of_user_part(rest: str, *, is_database: bool) -> int:
-    """Return how many characters of a URI after `://` end with the user part's `@`; 0 without one.
+def _end_of_user_part(after_scheme: str, *, is_database: bool) -> int:
+    """Return the length of a URI's user part, its `@` included, or 0 if it has none.
 
-    A password in which `/`, `?` or `#` is not written as %2F, %3F or %23 is still found: by
-    SQLAlchemy's own rule for databases, and elsewhere because no port follows the colon.
+    `after_scheme` is the URI after `://`. A password in which `/`, `?` or `#` is not written as
+    %2F, %3F or %23 is still found: by SQLAlchemy's own rule for databases, and elsewhere because no
+    port follows the colon.
     """
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    authority = re.split(r"[/?#]", after_scheme, maxsplit=1)[0]
     if "@" in authority:
         return authority.rindex("@") + 1
     if is_database:
-        match = re.match(r"[^:/]*(?::[^@]*)?@", rest)
+        match = re.match(r"[^:/]*(?::[^@]*)?@", after_scheme)
     else:
-        match = re.match(r"[^:/?#\[]*:(?!\d*(?:[/?#]|$))[^@]*@", rest)
+        match = re.match(r"[^:/?#\[]*:(?!\d*(?:[/?#]|$))[^@]*@", after_scheme)
     return match.end() if match else 0
 
 
-def _without_secret_parameters(rest: str, reference: str | None) -> tuple[str, bool]:
-    base, question, query = rest.partition("?")
+def _without_secret_parameters(after_scheme: str, reference: str | None) -> tuple[str, bool]:
+    base, question, query = after_scheme.partition("?")
     if not question:
-        return rest, False
+        return after_scheme, False
     query, hash_, fragment = query.partition("#")
     pieces = re.split("([&;])", query)  # parameters at even places, separators between them
     public_pieces: list[str] = []

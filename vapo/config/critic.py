@@ -18,7 +18,10 @@ from vapo.config.rewards import REWARD_RANGE
 
 @dataclass
 class BoundedHead:
-    """Options of a head whose value is low + (high - low) (1/2 + atan(z) / pi) (BPCO)."""
+    """Options of a head whose values lie between two bounds (BPCO).
+
+    V = low + (high - low) (1/2 + atan(z) / pi), where z is the output of a linear layer.
+    """
 
     low: float = option(-1.0, "the least value; at most the least value target", **REWARD_RANGE)
     high: float = option(
@@ -70,7 +73,9 @@ class HeadConfig:
 
 
 def as_loaded(head: HeadConfig) -> HeadConfig:
-    """Return a copy of a head's options with `start` as_loaded: its weights are not replaced."""
+    """Return a copy of a head's options with `start` as_loaded, so that its weights are not
+    replaced.
+    """
     loaded_head: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
     return loaded_head
 

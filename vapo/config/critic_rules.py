@@ -33,7 +33,7 @@ NOT_A_METHOD = {
 
 
 def critic_options_have_a_critic(config: FitConfig) -> Problems:
-    """Yield a problem for each component or option of a critic that is on, without a critic."""
+    """Yield a problem for each component or option of a critic if the estimator has none."""
     estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
     if config.algorithm.has_critic:
         return

@@ -41,10 +41,9 @@ def estimator_makes_its_targets(config: FitConfig) -> Problems:
 
 
 def bootstrap_replaces_the_reward(config: FitConfig) -> Problems:
-    """Yield a problem for each option that reads the reward of truncated responses if it is
-    replaced.
+    """Yield a problem for each option that reads a reward which a value replaces.
 
-    `critic.bootstrap_truncated` replaces it by a value.
+    `critic.bootstrap_truncated` replaces the reward of a truncated response by a value.
     """
     readers = {
         "rewards.overlong.soft_punishment": "is part of that reward",
@@ -246,9 +245,10 @@ def stored_rollouts_are_read(config: FitConfig) -> Problems:
 
 
 def truth_is_of_the_same_returns(config: FitConfig) -> Problems:
-    """Check that truncated responses are trained on their verdicts, with pretraining targets truth.
+    """Yield a problem for each option that contradicts value pretraining on measured values.
 
-    The truth is measured by continuations, and truncated ones count with their verdicts.
+    With targets truth, continuations measure the values, and truncated ones count with their
+    rewards. So truncated responses must have value loss, and no value may replace their rewards.
     """
     settings, key = config.components.value_pretraining, f"{_PRETRAINING}.targets"
     critic = config.critic

@@ -14,7 +14,7 @@ from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, ver
 
 @dataclass
 class CurriculumStage:
-    """A stage of a curriculum: the level and options of a generator from one iteration on."""
+    """A stage of a curriculum: a generator's level and options from one iteration on."""
 
     from_iteration: int = option(0, "the first iteration of the stage, counted from 0", ge=0)
     level: int | None = option(None, "reasoning_gym: the level of the dataset's own curriculum")
@@ -23,7 +23,7 @@ class CurriculumStage:
 
 @dataclass
 class FileSource:
-    """Rows of a file or a dataset."""
+    """Options of a data source whose rows are in a file or a dataset."""
 
     path: str = option(
         MISSING, "file (jsonl, parquet), or dataset id / folder / such a file (huggingface)"
@@ -53,17 +53,17 @@ class FileSource:
 
 @dataclass
 class JsonlSource(FileSource):
-    """Rows of a file with one JSON object a line."""
+    """Options of a data source that is a file with one JSON object a line."""
 
 
 @dataclass
 class ParquetSource(FileSource):
-    """Rows of a Parquet file."""
+    """Options of a data source that is a Parquet file."""
 
 
 @dataclass
 class HuggingfaceSource(FileSource):
-    """Rows of a Hugging Face dataset."""
+    """Options of a data source that is a Hugging Face dataset."""
 
     subset: str | None = option(None, "the dataset's configuration name")
     split: str = option("train", "the split")
@@ -71,7 +71,7 @@ class HuggingfaceSource(FileSource):
 
 @dataclass
 class GeneratedSource:
-    """A data source whose rows a program generates from a seed; `task` names the generator."""
+    """Options of a data source whose rows a generator, `task`, makes from a seed."""
 
     task: str = option(MISSING, "the generator's name; reasoning_gym: the dataset's name")
     num_examples: int = option(MISSING, "how many rows to generate, of each stage", ge=1)
@@ -90,17 +90,20 @@ class GeneratedSource:
 
 @dataclass
 class ProceduralSource(GeneratedSource):
-    """Rows of one of vapo's own problem generators; `task` names it."""
+    """Options of a data source that one of vapo's own problem generators, `task`, makes."""
 
 
 @dataclass
 class ReasoningGymSource(GeneratedSource):
-    """Rows of a dataset that reasoning_gym generates; `task` is the dataset's name."""
+    """Options of a data source that is a dataset of reasoning_gym, which `task` names."""
 
 
 @dataclass
 class VerifiersSource(GeneratedSource):
-    """Tasks of an environment of the package verifiers; `task` is its id, `options` its args."""
+    """Options of a data source with the tasks of an environment of the package verifiers.
+
+    `task` is the environment's id, and `options` are the arguments with which it is loaded.
+    """
 
 
 _Kind = Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"]
@@ -132,14 +135,14 @@ class MixtureSource:
 
 @dataclass
 class Mixture:
-    """A mixture of several sources, each with its name."""
+    """The options of a mixture: its sources by the names that the user gives them."""
 
     sources: dict[str, MixtureSource] = option({}, "the sources by name")
 
 
 @dataclass
 class SourceConfig:
-    """One source, or a mixture of several."""
+    """The options of `data.train` or `data.heldout`: one source, or a mixture of several."""
 
     kind: Literal[_Kind, "mixture"] = choice(
         "jsonl", "the type of source", **_KINDS, mixture=Mixture
@@ -178,7 +181,10 @@ class DataConfig:
 
 
 def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
-    """Return the sources of `train` or `heldout` by dotted keys; for a mixture, all its parts."""
+    """Return the sources of `data.train` or `data.heldout` (`name`), by dotted key.
+
+    The parts of a mixture are returned in its place. Without held-out sources the result is empty.
+    """
     source = getattr(data, name)
     if source is None:
         return {}
@@ -188,7 +194,7 @@ def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
 
 
 def source_name(key: str) -> str:
-    """Return a source's name in its mixture; empty for `data.train` and `data.heldout`."""
+    """Return the name of a mixture's source from its dotted key; empty for any other source."""
     return key.partition(".sources.")[2]
 
 
@@ -199,7 +205,7 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
 
 
 def verifier_blocks(config: Any) -> list[tuple[str, Any]]:
-    """Return the blocks that choose one verifier each, with their keys.
+    """Return pairs of a dotted key and a block that chooses one verifier.
 
     These blocks are `rewards`, or the verifiers of `rewards.verifiers`, and the sources of every
     mixture.

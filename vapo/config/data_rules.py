@@ -134,7 +134,7 @@ def template_variables_can_be_set(config: Any) -> Problems:
 
 
 def files_are_read_as_they_say(config: Any) -> Problems:
-    """The pattern of an answer, and a range of pass rates."""
+    """Check the pattern of answers and the range of pass rates of each source that is a file."""
     for key, source in all_sources(config.data):
         if not isinstance(source, FileSource):
             continue
@@ -182,7 +182,10 @@ def curricula_are_schedules(config: Any) -> Problems:
 
 
 def sources_agree(config: Any) -> Problems:
-    """The verdicts of a source that is trained on and held out come from one verifier."""
+    """Check the size of the held-out part, and that sources of one name have one verifier.
+
+    A mixture to train on and a held-out mixture may have sources of one name.
+    """
     data = config.data
     if data.heldout is not None and data.heldout_size != DataConfig().heldout_size:
         yield Problem(

@@ -30,7 +30,10 @@ class EngineOptions:
     )
 
     def dtype_name(self, precision: str, actor_dtype: str) -> str:
-        """Return the engine's dtype; `auto` depends on the trainer's precision, then the actor."""
+        """Return the engine's dtype.
+
+        For `auto` it is bfloat16 if the trainer's precision is bf16-mixed, else the actor's dtype.
+        """
         if self.dtype != "auto":
             return self.dtype
         return "bfloat16" if precision == "bf16-mixed" else actor_dtype

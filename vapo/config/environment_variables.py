@@ -169,7 +169,7 @@ def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:
 
 
 class _Marks:
-    """Marks, which stand for `${oc.env:...}` in a text, each with the source that it stands for."""
+    """Marks that stand for `${oc.env:...}` in a text, and the source that each mark stands for."""
 
     def __init__(self) -> None:
         self._sources: list[str] = []

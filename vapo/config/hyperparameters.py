@@ -139,7 +139,10 @@ def critic_is_punished(config: FitConfig) -> bool:
 
 
 def compares_groups(config: FitConfig) -> bool:
-    """Whether the responses to one prompt are compared, so that a group must stay whole."""
+    """Whether estimator, baseline or critic compare the responses to one prompt.
+
+    If so, a group must stay whole.
+    """
     algorithm, critic = config.algorithm, config.critic
     by_critic = critic.weights == "prompt_noise" or critic.target == "residual"
     return algorithm.compares_groups or algorithm.baseline.is_of_group or by_critic

@@ -125,7 +125,7 @@ def _remade(block: type, values: Mapping[str, Any]) -> Any:
 
 
 def kind_options(block: Any, name: str) -> dict[str, Any]:
-    """Return a block's value of the key `name`, which is a kind, and of that kind's options."""
+    """Return the kind that a block's key `name` has, and this kind's options, by key."""
     kind = kinds_of(type(block))[name].get(getattr(block, name))
     names = option_names(kind) if kind is not None and isinstance(block, kind) else ()
     return {n: getattr(block, n) for n in (name, *names)}

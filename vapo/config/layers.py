@@ -120,7 +120,9 @@ def text_of(path: Path, *, option: str) -> str:
 def read_text(text: str, name: str) -> Layer:
     """Return the layer that a YAML text holds; `name` stands for the file in errors.
 
-    Results are cached, because a sweep reads the same files for every row. Raises: UserError.
+    Results are cached, because a sweep reads the same files for every row.
+
+    Raises: UserError: the text is not valid YAML or is above a limit.
     """
     try:
         node = limits.composed_node(text)
@@ -264,9 +266,9 @@ def _fits(option: Option, value: Any) -> bool:
 
 
 def is_of_type(kind: Any, value: Any) -> bool:
-    """Whether a value that is not null is one that a key of this type may have.
+    """Whether a key of this type may have a value, which is not null.
 
-    A quoted number is one of a numeric key, an integer is one of a float key.
+    A numeric key may have a quoted number, and a float key an integer.
     """
     if kind is Any:
         return True

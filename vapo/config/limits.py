@@ -224,8 +224,9 @@ def _targets(
 
     Args:
         piece: what follows `${`.
-        path: the text that has the interpolation.
+        path: where the interpolation stands.
         below: for each key, the paths of all texts at or below it.
+        texts: all texts by their paths.
     """
     inside, closing, _ = piece.partition("}")
     if _ENVIRONMENT.match(inside):

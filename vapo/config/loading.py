@@ -83,8 +83,7 @@ def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -
 
 
 def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
-    """Return the config that a YAML text, as `to_yaml` writes it, gives; `source` names it in
-    errors.
+    """Return the config of a YAML text that `to_yaml` wrote; `source` names it in errors.
 
     Texts of earlier versions are accepted, too: they have some keys in another place, options of an
     environment that is not used, and the text None without quotes.
@@ -174,7 +173,10 @@ def _forget_other_kinds(values: Tree, layer: Layer, entries: Entries, origins: O
 
 
 def _complete(schema: type, values: Tree, entries: Entries, origins: Origins) -> Tree:
-    """Return the values in their keys' types, with all defaults. Raises: UserError."""
+    """Return the values in their keys' types, with all defaults.
+
+    Raises: UserError: a value is not of its key's type.
+    """
     try:
         return trees.complete(schema, values)
     except MisfitError as misfit:
@@ -218,15 +220,19 @@ def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
 
 
 def _beside(key: str, kind_key: str) -> str:
-    """Return the full key that names the kind of the block in which `key` stands.
+    """Return the key that names the kind of the block in which `key` stands.
 
-    `kind_key` is the same key in the schema, which has `NAME` for names of the user's own.
+    `kind_key` is that key in the schema. The result has the user's own names in the place of
+    `NAME`.
     """
     return ".".join([*key.split(".")[:-1], kind_key.rpartition(".")[2]])
 
 
 def _hint_of_kind(key: str, value: Any, entries: Entries) -> str:
-    """Return `; did you mean '...'?` with the nearest key that the block's kind has, or ""."""
+    """Return `; did you mean '...'?` with the nearest key that a block of a kind has, or "".
+
+    `value` is the kind of the block in which `key` stands.
+    """
     generic = entries[key].key.rpartition(".")[0]
     names = [
         entry.key.rpartition(".")[2]

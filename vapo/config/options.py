@@ -112,7 +112,7 @@ Entry = Option | Section
 class Entries(dict[str, Entry]):
     """The description of each config key, by dotted key.
 
-    Inside a section with names of the user's own, any name stands for `NAME`.
+    In a section whose keys are names of the user's own, a lookup by any name finds that of `NAME`.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:

@@ -20,7 +20,10 @@ from vapo.errors import UserError
 
 @dataclass
 class Origins:
-    """The layer that set each config key last, with the layer's position, which errors name."""
+    """For each config key the layer that set it last, from which errors take its file and line.
+
+    A number beside the layer is its position among the layers.
+    """
 
     layers: dict[str, tuple[int, Layer]] = field(default_factory=dict)
 
@@ -31,7 +34,7 @@ class Origins:
             self.layers[key] = (order, layer)
 
     def forget(self, key: str) -> None:
-        """Remove a key and all keys below it: no layer sets them any more."""
+        """Forget which layers set a key and all keys below it."""
         for set_key in [k for k in self.layers if k == key or k.startswith(f"{key}.")]:
             del self.layers[set_key]
 
@@ -92,9 +95,10 @@ def _run_with_store(layers: Sequence[Layer]) -> str | None:
 
 
 def _changes(config: Any, layer: Layer, of_files: Layer, entries: Entries) -> Iterator[Change]:
-    """Yield each key of the command line's layer that has another value without this layer.
+    """Yield a change for each key whose value the command line's layer changes.
 
     Args:
+        layer: the overrides of the command line, or of a grid's row.
         config: the checked config; values are shown as it may be written, without secrets.
         of_files: the merged config files.
     """

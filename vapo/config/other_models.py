@@ -20,7 +20,7 @@ _PAPER = {"actor": "1e-6", "critic": "2e-6"}
 def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
     """Yield the learning rate that was set last for each network, and the model it was set for.
 
-    The model is the one that the layers up to the rate's layer name.
+    This model is the one that the rate's layer names, or the last layer before it that names one.
     """
     for network in ("actor", "critic"):
         key = f"{network}.optimizer.lr"
@@ -80,5 +80,5 @@ def _weight_bytes(model: str) -> int:
 
 
 def _folder(model: str) -> Path:
-    """Return the local path that a model's folder or hub id stands for, if it exists."""
+    """Return the local path of a model; that of a hub id does not exist, as a rule."""
     return Path(os.path.expanduser(model))

@@ -156,7 +156,7 @@ def verifier_settings(block: Any) -> dict[str, Any]:
 
 
 def with_verifier(rewards: RewardConfig, block: Any) -> RewardConfig:
-    """Return the rewards with the verifier, and its options, of another block."""
+    """Return `rewards` with the verifier of another block, and with its options."""
     names = [field.name for field in fields(RewardConfig)]
     common = {name: getattr(rewards, name) for name in names if name != "verifier"}
     return make(RewardConfig, **common, **verifier_settings(block))
@@ -178,7 +178,10 @@ def rewards_of_each(rewards: RewardConfig) -> dict[str, RewardConfig]:
 
 
 def verifiers_in(key: str, block: Any) -> list[tuple[str, Any]]:
-    """Return the block under its key, or each of its several verifiers under its own key."""
+    """Return pairs of a key and a block that chooses one verifier.
+
+    These are `key` and `block` themselves, or the several verifiers in the block.
+    """
     if not isinstance(block, SeveralVerifiers):
         return [(key, block)]
     return [(f"{key}.verifiers.{name}", each) for name, each in block.verifiers.items()]

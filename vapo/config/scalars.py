@@ -128,7 +128,7 @@ def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
 
 
 def with_sources(value: Any, sources: Mapping[str, str]) -> Any:
-    """Return nested values, with the texts of `sources` at their dotted keys."""
+    """Return nested values in which a text of `sources` replaces the value at its dotted key."""
     return _each(value, lambda item, key: sources.get(key, item))
 
 

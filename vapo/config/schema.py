@@ -114,7 +114,7 @@ class TrainingConfig:
 
     @property
     def first_microbatch_tokens(self) -> int:
-        """The tokens of a micro-batch; for `auto`, those before a run has chosen by its memory."""
+        """The most tokens of a micro-batch; for `auto`, until the run chooses by its memory."""
         return AUTO_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
 
 

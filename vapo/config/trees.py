@@ -66,7 +66,10 @@ def at(tree: Any, key: str) -> Any:
 
 
 def select(tree: Tree, key: str) -> Any:
-    """Return the value at a dotted key, with interpolations resolved, or None."""
+    """Return the value at a dotted key, resolved if it is an interpolation.
+
+    The result is None if there is no value or it cannot be resolved.
+    """
     value = at(tree, key)
     if not is_interpolation(value):
         return value
@@ -204,7 +207,10 @@ def resolved(tree: Tree) -> Tree:
 
 
 def build(block: type, tree: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return the config object of a complete, resolved tree; each block is of its kinds' type.
+    """Return the config object of class `block` from a tree that is complete and resolved.
+
+    The type of each block in it also has the classes of the block's kinds as bases. `prefix` begins
+    the dotted keys in errors.
 
     Raises: MisfitError: an interpolation gave a value of another type.
     """

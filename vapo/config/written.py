@@ -34,16 +34,19 @@ _URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
 
 
 def written_tree(config: Any) -> dict[str, Any]:
-    """Return the values of a config as they may be written or shown."""
+    """Return the values of a config as they may be written or shown, as nested dicts.
+
+    `${oc.env:NAME}` is unresolved, and URIs have no credentials.
+    """
     return _view(config, lambda v: v.text, without_credentials)
 
 
 def deciding_tree(config: Any) -> dict[str, Any]:
-    """Return the resolved values without credentials, of which an identity or a hash is made.
+    """Return the resolved values from which a config's identity or hash is made, as nested dicts.
 
-    What a variable gives counts, as a seed or a folder does, unless the variable's name says
-    that it is a secret. Where a user's function is looked for does not: the run stays the same
-    run when its files are moved.
+    URIs have no credentials. What a variable gives counts, as a seed or a folder does, unless the
+    variable's name says that it is a secret. The folders in which a user's functions are looked for
+    are left out: the run stays the same run when its files are moved.
     """
     tree = _view(
         config,
@@ -98,8 +101,9 @@ def written_source(tree: Any) -> Any:
 
 
 def _source_without_credentials(text: str) -> str:
-    """Return a text without the credentials of URIs; an interpolation in one stays, as it shows
-    none.
+    """Return a text without the credentials of its URIs.
+
+    An interpolation in a URI stays, because it shows nothing.
     """
     hidden: list[str] = []
 
@@ -178,8 +182,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text in nested values, names of keys included, with the dotted key where it
-    stands.
+    """Yield each text in nested values, and the dotted key where it stands.
+
+    The names of keys are texts, too.
     """
     if isinstance(value, Mapping):
         for name, item in value.items():
