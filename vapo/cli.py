@@ -197,9 +197,8 @@ def _run_configured(
 ) -> None:
     """Compose a command's config, check what the command will read and write, then run it.
 
-    With `--print_config` the config is printed instead. The checks come before
-    torch is loaded. A command for a grid of configs gets the files and overrides instead of a
-    config.
+    With `--print_config` the config is printed instead. The checks come before torch is loaded. A
+    command for a grid of configs gets the files and overrides instead of a config.
     """
     from vapo.commands.early_checks import check_early, checked_command
     from vapo.config.chosen_systems import check_one_system

@@ -122,7 +122,9 @@ def run(
     every_n_iterations: int | None = None,
     output_dir: Path | None = None,
 ) -> Path:
-    """Train the critics that have no result yet, one after the other; write table and figure.
+    """Train each critic of a grid with each seed on the same rollouts; write a table and a figure.
+
+    A critic that has a result already is not trained again.
 
     Args:
         rows: the names of the grid's rows to train; without names, all.

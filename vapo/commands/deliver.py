@@ -69,7 +69,7 @@ def journals_in(run_dir: Path) -> list[Path]:
 
 
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
-    """Send the records of one folder, or only print how many wait. Return how many are left."""
+    """Send the waiting records of one folder, or only print them. Return how many are left."""
     target = read_target(folder)
     if target is None:
         raise UserError(

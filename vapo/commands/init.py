@@ -27,7 +27,7 @@ shows its prompts, responses and verdicts. `runs/` and `mlruns/` appear with the
 
 
 def run(folder: Path) -> None:
-    """Write the files of `vapo init` into a folder.
+    """Write the shipped configs and models and a README into a folder to work in.
 
     A file that exists already stays if it is the same.
 

@@ -120,7 +120,9 @@ def _from_files(
     heldout: Any,
     overrides: list[str],
 ) -> tuple[dict[str, Any], list[str]]:
-    """Choose and check the config's values that need no torch.
+    """Choose the config's values for this model, data and reward, as far as that needs no torch.
+
+    Raises: UserError: a file, column, key or function does not exist.
 
     Returns: the values, and a list with one text on the data, empty if `data` is None.
     """

@@ -34,7 +34,9 @@ def run(
     sweep_dir: Path | None = None,
     no_report: bool = False,
 ) -> None:
-    """Run every run of a grid that has not finished yet, and write the report into MLflow.
+    """Run each row of a grid with each seed, unless that run has finished, and report on them.
+
+    Each run is a process. The report is written beside them and into MLflow's parent run.
 
     Raises: UserError: some runs failed. It is raised at the end, after all others have run.
     """

@@ -120,7 +120,7 @@ _KINDS: dict[str, type] = {
 
 @dataclass
 class MixtureSource:
-    """One source of a mixture, under its name."""
+    """One source of a mixture: its kind, its share of the prompts, and a verifier of its own."""
 
     kind: _Kind = choice("jsonl", "the type of source", **_KINDS)
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)

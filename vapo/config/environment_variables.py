@@ -58,15 +58,15 @@ class EnvironmentValue:
 
 @dataclass(frozen=True)
 class FromEnvironment:
-    """The values of a config that come from environment variables.
+    """The values of a config that come from environment variables, by their places in it.
 
-    They are found by the keys and list indices that lead to them (`Place`).
+    A place is the tuple of keys and list indices that lead to a value.
     """
 
     values: Mapping[Place, EnvironmentValue] = field(default_factory=dict)
 
     def under(self, key: str) -> dict[Place, EnvironmentValue]:
-        """Return the values from the environment at or below a dotted key."""
+        """Return the values from the environment whose keys are at or below a dotted key."""
         block = tuple(key.split("."))
         return {path: v for path, v in self.values.items() if path[: len(block)] == block}
 

@@ -246,7 +246,7 @@ def _hint_of_kind(key: str, value: Any, entries: Entries) -> str:
 
 
 def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
-    """Return the config of a tree.
+    """Return the config of a tree of values, whose interpolations are resolved here.
 
     Raises: UserError: a value is not set, or an interpolation gives one of another type.
     """

@@ -35,7 +35,9 @@ Rule = Callable[[Any], Problems]
 
 
 def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield those of the keys that are not at their defaults, with value and default as text."""
+    """Yield those of the keys that are not at their defaults, with the value and, as text, the
+    default.
+    """
     plain = type(config)()
     for key in keys:
         if (value := value_at(config, key)) != (default := value_at(plain, key)):

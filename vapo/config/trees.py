@@ -89,7 +89,7 @@ def complete(schema: type, values: Tree) -> Tree:
 
     @cache
     def untyped() -> Tree:
-        """Return values and defaults without types, in which interpolated kinds are resolved."""
+        """Return the values over all defaults, for resolving kinds that are interpolations."""
         tree = _copy(_defaults(schema))
         merge(tree, values)
         return tree

@@ -70,7 +70,10 @@ def _sentence(change: Change, why: str) -> str:
 
 
 def _off_switch(config: FitConfig, key: str) -> str | None:
-    """Return a text that names the component's switch, if it is off and the key is its setting."""
+    """Return `KEY is false` for the switch of a component of which the key is a setting.
+
+    The result is None if the switch is on, or the key is not a setting of such a component.
+    """
     for name in _SWITCHES:
         block = f"components.{name}"
         is_on = value_at(config, f"{block}.enabled")
