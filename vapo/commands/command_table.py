@@ -395,4 +395,4 @@ OTHER_NAMES = {
     **dict.fromkeys(("check", "env", "info"), "doctor"),
     **dict.fromkeys(("server", "vllm"), "serve"),
 }
-"""What somebody may type who comes from another program, and the command that does it here."""
+"""A command's name in other programs, as train, -> the command that does it here, as fit."""

@@ -1,4 +1,4 @@
-"""`vapo doctor`: which sampling engines work here, and how to fix the others."""
+"""`vapo doctor`: which sampling engines work on this machine, and how to fix the others."""
 
 from __future__ import annotations
 

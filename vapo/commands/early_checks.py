@@ -1,7 +1,7 @@
 """Checks of a command, its options and its config, before torch is imported.
 
 So a wrong path is an error after a second and not after half a minute. `file_checks` has the checks
-that several commands share. What a command refuses is checked here alone, and not again later.
+that several commands share. What a command refuses is checked only here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`vapo export`: one network of a checkpoint as a plain Hugging Face folder."""
+"""`vapo export`: write one network of a checkpoint as a plain Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which columns of somebody's rows are the prompt and the answer, by their names."""
+"""Find the columns of the prompt and of the answer in rows, by the names that are common."""
 
 from __future__ import annotations
 

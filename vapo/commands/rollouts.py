@@ -1,5 +1,7 @@
-"""`vapo rollouts`: sampled and scored rollouts of the policy, as a file that critics train on; with
-`--value_truth` also what prefixes of its responses are worth, and what that costs."""
+"""`vapo rollouts`: sample and score rollouts of the policy, as a file that critics train on.
+
+With `--value_truth` prefixes of the responses are continued, to measure their true values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vapo fit --smoke`: the beginning of a run, saved and resumed, and what the whole would take."""
+"""`vapo fit --smoke`: begin, save and resume a run, and predict what the whole run will take."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vapo.tracking.stores import locate_store
 from vapo.user_code.python_child import python_environment
 
 _MORE = 3
-"""Iterations that are more than a smoke test trains, so that none of them is the run's last."""
+"""More iterations than a smoke test trains, so that it does not train the run's last one."""
 _GRACE_S = 15.0
 """How long a session that was told to stop is waited for, beyond `checkpoints.stop_grace_s`."""
 

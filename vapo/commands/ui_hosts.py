@@ -1,4 +1,4 @@
-"""The host names that `vapo ui` answers to, so that no page of the internet can read its runs."""
+"""The host names that `vapo ui` answers to; no other web page can then read its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What samples on from prefixes: its rules, and how much that is at most."""
+"""Rules of options that sample continuations of prefixes, and upper bounds on what they sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the credentials of a URI are, and the URI without them."""
+"""Separate the credentials of a URI from the rest of it."""
 
 from __future__ import annotations
 

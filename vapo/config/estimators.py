@@ -1,5 +1,6 @@
-"""The keys of single advantage estimators: they exist where `algorithm.advantage_estimator` names
-theirs. Nothing here imports torch.
+"""The keys of the block `algorithm` that exist for one advantage estimator alone.
+
+Nothing here imports torch.
 """
 
 from __future__ import annotations

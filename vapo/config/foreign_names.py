@@ -1,6 +1,6 @@
-"""The names by which other libraries call what a key of ours means: TRL, verl, OpenRLHF.
+"""The names that other libraries (TRL, verl, OpenRLHF) have for the config keys of this one.
 
-Read only where a key is unknown, to say which one is meant.
+They are read only for an unknown key, to say which key is meant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fields are declared, and blocks whose options depend on a kind, which a key of them names.
+"""Make the fields of a config, and blocks whose options depend on a kind that one key names.
 
 A field made by `choice` names a dataclass for each of its values. The type of a finished block is
 the block's own class together with the classes of the kinds that were chosen, so

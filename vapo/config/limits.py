@@ -15,42 +15,42 @@ from typing import Any
 import yaml
 
 MAX_FILE_BYTES = 2**17
-"""Of a file; PyYAML reads about so much in a second."""
+"""The largest config file; PyYAML reads about this much in a second."""
 
 MAX_EXTENDING = 100
-"""Files that extend one another, in one chain."""
+"""The longest chain of files of which each extends the next."""
 
 MAX_CONFIG_DEPTH = 32
-"""Blocks and lists in one another."""
+"""The deepest nesting of blocks and lists."""
 
 MAX_NODES = 10_000
-"""Keys, values and list items, once aliases are expanded."""
+"""The most keys, values and list items, once aliases are expanded."""
 
 MAX_NUMBER_CHARS = 100
 MAX_INTEGER = 2**63 - 1
 
 MAX_INTERPOLATED_CHARS = 4_000
-"""Of a text that holds an interpolation, as it is written."""
+"""The longest text with an interpolation, as it is written."""
 
 MAX_INTERPOLATIONS = 50
-"""In one text."""
+"""The most interpolations in one text."""
 
 MAX_NESTED_INTERPOLATIONS = 8
 MAX_FOLLOWED = 1_000
-"""Interpolations of the whole config, with those in the texts that they point to."""
+"""The most interpolations of a config, with those in the texts that they point to."""
 
 MAX_EXPANDED_CHARS = 100_000
-"""Of all texts with interpolations, expanded."""
+"""The most characters of all texts with interpolations, expanded."""
 
 _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 _ENVIRONMENT = re.compile(r"\s*oc\.env\s*:")
-"""Names no key; a default that is an interpolation is counted by itself."""
+"""Begins an interpolation of a variable. A default that is an interpolation counts by itself."""
 
 _DECODED_ENVIRONMENT = re.compile(r"\$\{\s*oc\.decode\s*:\s*(\$\{\s*oc\.env\s*:[^${}]*\})\s*\}")
-"""Counts as what is in it: a number from the environment is no nesting."""
+"""A number from the environment, which counts as one interpolation and not as a nested one."""
 
 _READING = re.compile(r"\$\{\s*oc\.(?:decode|create)\b")
-"""Read their argument as YAML once more, escaped interpolations included."""
+"""Begins a call that reads its argument as YAML once more, with escaped interpolations."""
 
 
 class LimitError(yaml.MarkedYAMLError):

@@ -1,4 +1,4 @@
-"""What a config was made from: which layer set a key, and what the command line changed."""
+"""Which layer (a file or the command line) set each config key, and what overrides changed."""
 
 from __future__ import annotations
 

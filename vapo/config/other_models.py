@@ -1,4 +1,4 @@
-"""A learning rate that a file gives for one model must not reach a much larger one unnoticed."""
+"""Check that a learning rate which a file gives for one model is not used for a much larger one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vapo.errors import UserError
 
 _KEYS = ("actor.path", "critic.init", "critic.reward_model_path")
 MOST_TIMES_LARGER = 10.0
-"""Up to here the rate of one model is taken for another's."""
+"""A model up to this many times as large may be trained with the learning rate of another."""
 _PAPER = {"actor": "1e-6", "critic": "2e-6"}
 
 

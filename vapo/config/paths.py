@@ -1,7 +1,8 @@
-"""Keys that name a folder or file to read: beside the YAML file first, then in the current folder.
+"""Keys that name a folder or file to read, which is looked for beside the YAML file at first.
 
-Functions have the same rule (`vapo.config.functions`). What is found beside its file is then named
-from the current folder, as all other paths are: so a config is the same run's on every machine.
+Then it is looked for in the current folder. Functions have the same rule (`functions.py`). A path
+that exists beside its file becomes one from the current folder, as all other paths are: so a config
+is the same run's on every machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of batches, processes and engines: what divides evenly, and what runs beside what."""
+"""Rules of batch sizes, of the number of processes, and of engines that sample beside training."""
 
 from __future__ import annotations
 

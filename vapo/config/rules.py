@@ -31,7 +31,7 @@ class Problem:
 
 Problems = Iterator[Problem]
 Rule = Callable[[Any], Problems]
-"""Yields what is wrong with a config; it goes no further than it is read."""
+"""A function that yields the problems of a config, which it looks for as they are asked for."""
 
 
 def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:

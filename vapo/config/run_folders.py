@@ -1,4 +1,4 @@
-"""Which folders are those of runs. A config that lies in one is the run's own, not its user's."""
+"""Recognize the folder of a run. A config in it was written by the run, not by its user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 RECORD_NAME = "run.json"
-"""In the folder of each run; the config.yaml beside it is the run's own."""
+"""The file that each run has in its folder; the config.yaml beside it is the run's own."""
 
 
 def is_run_folder(folder: str | Path) -> bool:

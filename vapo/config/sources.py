@@ -1,4 +1,4 @@
-"""What a config was made from, its files and what the command line changed, and a name from it."""
+"""A config's files and what the command line changed, and the run's name that follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of a layer as they are written, and what is refused of values for their spelling."""
+"""Keep texts as the user wrote them, and refuse values that YAML reads in an unexpected way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the command line changed and nothing reads, so that nobody waits for its effect.
+"""Find keys that the command line changes although nothing reads them.
 
-It is an error of a run, but for the settings of a component that is switched off: they wait for
-the switch, which is what people turn, and a run says so in one line.
+Such a key is an error, but for the settings of a component that is switched off: they have an
+effect once it is switched on, and a run says so in one line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What shows and measures values: pages of tokens, true values of prefixes, steps of a response."""
+"""Options of value pages, of measured true values of prefixes, and of the steps of a response."""
 
 from __future__ import annotations
 
