@@ -233,7 +233,7 @@ class RolloutBatch:
     The other fields are None if the system does not need them. `baseline_rewards` has the reward of
     the greedy response to the row's prompt. `step_starts` marks the first token of each step of
     VinePPO. `step_values` has a value on every token: what continuations from the start of its step
-    earned, what other responses that came to the same numbers earned, or what OPPO's evidence says.
+    earned, what other responses with the same numbers in them earned, or what OPPO's evidence says.
     In stored rollouts whose prefixes were continued, `measured_values` has the mean return of the
     continuations at the first token after such a prefix, and `measured_draws` how many of them
     count for the row; both are 0 elsewhere. `actor_states` is for a critic without a network, or

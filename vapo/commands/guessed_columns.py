@@ -18,9 +18,10 @@ _OF_VERL = "reward_model.ground_truth"
 def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
     """Return the name of the column that has the problem.
 
-    It has a known name, or is `messages` whose last message is not the assistant's.
+    It has a known name, or is `messages` whose last message is not the assistant's. `place` names
+    the rows, and `key` the config key of the column, in errors.
 
-    Raises: UserError: there is no such column. The message names `place`, the columns and `key`.
+    Raises: UserError: there is no such column. The message lists the columns.
     """
     for name in PROMPTS:
         if name in record:
@@ -42,9 +43,10 @@ def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
 def answer_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
     """Return the name of the column that has the reference answer.
 
-    In rows for verl it is inside of `reward_model`.
+    In rows for verl it is inside of `reward_model`. `place` names the rows, and `key` the config
+    key of the column, in errors.
 
-    Raises: UserError: there is no such column. The message names `place`, the columns and `key`.
+    Raises: UserError: there is no such column. The message lists the columns.
     """
     for name in (*ANSWERS, _OF_VERL):
         if has_column(record, name):

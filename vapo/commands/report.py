@@ -44,7 +44,7 @@ def run(
         folders: a sweep's folder, or folders of runs.
         tracking_uri: the MLflow store; None: the one that the folders name, or mlruns.
         output_dir: where to write; None: `report` in the sweep's folder, or runs/report.
-        full_system: the row with which the others are compared.
+        full_system: the name of the row with which all other rows are compared.
         policy_steps: report each run's last evaluation up to this optimizer step of the policy.
 
     Raises: UserError: the folder, run, experiment or store does not exist.

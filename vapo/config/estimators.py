@@ -108,7 +108,7 @@ class MilestonesConfig:
 class MilestonesOptions:
     """Options of estimator milestones, which is GAE with values that no network learns.
 
-    A value is the mean reward of the other responses that came to the same numbers.
+    A value is the mean reward of the prompt's other responses in which the same numbers occur.
     """
 
     milestones: MilestonesConfig = section(

@@ -158,7 +158,8 @@ def _candidates(key: str, target: str) -> Iterable[str]:
 def did_you_mean_key(key: str, entries: Mapping[str, Entry]) -> str:
     """Return the hint `; did you mean '...'?` for an unknown key, or an empty text.
 
-    For another library's name the hint adds what our key counts, where theirs counts otherwise.
+    If the key is another library's name and counts something else there, the hint says what ours
+    counts.
     """
     if (meant := meant_key(key, entries)) is None:
         return ""

@@ -102,17 +102,17 @@ def verifier_weights(config: FitConfig) -> dict[str, float]:
 def reads_old_logprobs(config: FitConfig) -> bool:
     """Whether the training reads the policy's log-probs from before an iteration's update.
 
-    They cost a forward pass over all rollouts. These read them:
-    - a surrogate whose ratio is to the old policy (clipped_ratio, gspo, cispo), where an iteration
-      has several optimizer steps of the actor. In a single step the ratio is 1 by definition, and
-      its gradient that of the log-prob: the pass of the update itself has both. The other
-      surrogates divide by the rollouts' own probabilities, or by none;
+    They cost a forward pass over all rollouts. These options read them:
+    - a surrogate whose ratio is to the old policy (clipped_ratio, gspo, cispo), if an iteration
+      has several optimizer steps of the actor. In a single step the ratio is 1 by definition,
+      and its gradient is that of the log-prob, which the update's own pass computes. The other
+      surrogates divide by the rollouts' own probabilities, or have no ratio;
     - the correction of the engine's mismatch, whose weights and masks are made before the update;
-    - a KL penalty in the reward, which advantages add up before the update (as a loss it compares
-      the log-probs of the update with the reference's);
-    - a user's own estimator, which is given them;
+    - a KL penalty in the reward, which is part of the advantages (as a loss, the KL term compares
+      the log-probs of the update's own pass with the reference's);
+    - a user's own estimator, which gets them;
     - POISE, whose states and entropies come out of this pass, OTB and OPPO.
-    The entropy bonus and the positive-example loss are of the log-probs of the update.
+    The entropy bonus and the positive-example loss read the log-probs of the update's own pass.
     """
     algorithm, correction = config.algorithm, mismatch_of(config)
     has_ratio = algorithm.ratio_to == "old_policy" and num_actor_steps(config) > 1

@@ -112,7 +112,7 @@ Entry = Option | Section
 class Entries(dict[str, Entry]):
     """The description of each config key, by dotted key.
 
-    In a section whose keys are names of the user's own, a lookup by any name finds that of `NAME`.
+    Some sections have names of the user's own as keys: there, each name finds the entry of `NAME`.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:

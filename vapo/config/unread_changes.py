@@ -46,9 +46,9 @@ def check_changes_are_read(config: FitConfig) -> None:
 
 
 def check_rows_are_read(rows: Mapping[str, FitConfig]) -> None:
-    """Check that a grid's rows would read what they and the command line change.
+    """Check that the runs of a grid would read each key that a row or the command line changes.
 
-    What the command line changes is for all rows, and one of them must read it.
+    A row must read what it changes. What the command line changes must be read by at least one row.
 
     Raises: UserError: nothing reads a key; names the row, if it is a row's own.
     """
