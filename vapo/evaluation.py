@@ -64,10 +64,10 @@ def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
 
 
 def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
-    """Return a mean over prompts with its 95 % interval, from three sums over the prompts' means.
+    """Return a mean over prompts with its 95 % interval and the number of prompts.
 
-    `sums` are the sum, the sum of squares and the number of the prompts' means. `clustered_mean`
-    defines the interval.
+    `sums` are the sum, the sum of squares and the number of the prompts' means. The interval is
+    Student's, clipped to [0, 1]; it is Wilson's if every mean is 0, or every one 1.
     """
     total, total_squares, num = sums.unbind()
     mean = total / num
