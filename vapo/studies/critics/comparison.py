@@ -1,4 +1,4 @@
-"""Trains one critic on stored rollouts, and measures its explained variance on held-out ones.
+"""Train one critic on stored rollouts, and measure its explained variance on held-out ones.
 
 The module, the stages and the losses are those of a run's value pretraining, so a config's critic
 is trained as in a run. No policy is trained, and engine, verifier and prompts are not needed.
@@ -34,11 +34,12 @@ from vapo.types import IterationStart, Phase, RolloutBatch
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A critic's held-out explained variance after `step` optimizer steps.
+    """A critic's explained variance on held-out rollouts after `step` optimizer steps.
 
     Attributes:
-        tokens: response tokens that it was trained on. A token counts for each iteration.
-        seconds: the time of its training, without the measurements.
+        tokens: the response tokens trained on so far. A token counts once for each iteration that
+            uses it.
+        seconds: the time spent on training so far, without the measurements.
     """
 
     step: int
@@ -49,7 +50,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class StoredBatchSource:
-    """A source of batches that reads all of them from a file and cannot sample others."""
+    """The source of a run's batches when all rollouts come from a file: nothing is sampled."""
 
     stored: RolloutDataset
 
@@ -60,11 +61,11 @@ class StoredBatchSource:
 
 
 class CriticModule(VapoModule):
-    """A run's module which trains the critic alone.
+    """The training module of `vapo critics`: a run's module that trains its critic and no policy.
 
-    A policy is loaded only for a critic that needs it: a probe reads its states, and adapters stand
-    on its base. Its architecture is always taken into account when the layout of rows is chosen, so
-    that a critic is the same here as in a run, bit for bit.
+    The policy's weights are loaded only for a critic that needs them: a probe reads the policy's
+    hidden states, and adapters stand on its base model. The policy's architecture always counts
+    when the layout of rows is chosen, so a critic is the same here as in a run, bit for bit.
     """
 
     def configure_model(self) -> None:
@@ -91,13 +92,13 @@ class CriticModule(VapoModule):
 
 @dataclass(frozen=True)
 class HeldoutValues:
-    """What a critic says of the held-out rollouts when its training has ended.
+    """A critic's values of the held-out rollouts, after its training.
 
     Attributes:
-        rows: each rollout's row in its file, counted from 1.
-        values: of the state before each token of each response.
-        processor_s: seconds of this process for its training and these values. Measurements on
-            the way are left out.
+        rows: the row of each held-out rollout in its file, counted from 1.
+        values: for each held-out rollout, the value of the state before each response token.
+        processor_s: the processor seconds that this process spent on the training and on these
+            values. Earlier measurements are left out.
     """
 
     rows: tuple[int, ...]
@@ -106,11 +107,13 @@ class HeldoutValues:
 
 
 class CriticCurve(Callback):
-    """Measures the critic's held-out explained variance during training.
+    """Callback that measures the critic's held-out explained variance during training.
 
-    It is measured before the first iteration, after every n-th and after the last.
+    It measures before the first iteration, after every n-th iteration and after the last.
 
     Args:
+        stored: the rollouts to train on, with the held-out ones.
+        every_n: the number of iterations between two measurements.
         advance: called with 1 after each iteration.
     """
 
@@ -152,7 +155,7 @@ class CriticCurve(Callback):
         self.points.append(CurvePoint(trainer.global_step, self.tokens, self.seconds, explained))
 
     def heldout_values(self) -> HeldoutValues:
-        """Return the critic's values at the last measurement."""
+        """Return the critic's values of the held-out rollouts at the latest measurement."""
         rows = [row for unit in self.stored.heldout for row in unit]
         lengths = [len(row.rollout.response_ids) for row in rows]
         values = zip(self.latest_values, lengths, strict=True)
@@ -171,11 +174,13 @@ def train_critic(
     every_n: int,
     advance: Callable[[int], None] = lambda n: None,
 ) -> tuple[list[CurvePoint], HeldoutValues]:
-    """Train a critic on stored rollouts; return its held-out explained variance along the way, and
-    its values of the held-out rollouts at the end.
+    """Train a critic on stored rollouts.
+
+    Return its explained variance on the held-out rollouts at each measurement, and its values of
+    the held-out rollouts at the end.
 
     Args:
-        every_n: a point is measured after every n-th iteration.
+        every_n: a measurement follows every n-th iteration.
         advance: called with 1 after each iteration.
     """
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
@@ -190,7 +195,11 @@ def train_with_callback(
     *,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train a critic on stored rollouts, as a run's value pretraining does, with a callback."""
+    """Train a critic on stored rollouts as a run's value pretraining does.
+
+    Args:
+        callback: Lightning calls it during the training.
+    """
     module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     module.phase = Phase.VALUE_PRETRAINING
     parts = assemble_parts(

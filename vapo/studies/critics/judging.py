@@ -1,6 +1,7 @@
-"""What values know of stored responses whose hidden states an oracle knows.
+"""Compare a critic's values of stored responses with the true values of the states.
 
-Every measure is a function of sums over prompts, so that its interval is a bootstrap over prompts.
+The true values come from an oracle, which knows the hidden states. Every measure is a function of
+sums over prompts, so that its interval is a bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import numpy as np
 from vapo.diagnostics.value_truth.points import share_interval
 from vapo.intervals import Bootstrap, Figure, Sums
 
-Values = Sequence[np.ndarray]  # of each response, of the state before each token
+Values = Sequence[np.ndarray]  # for each response: the value of the state before each token
 
 
 @dataclass(frozen=True)
 class KnownResponse:
-    """A response, and what an oracle knows of it.
+    """A response whose true values are known, because an oracle knows the hidden states.
 
     Attributes:
-        prompt: the same for all responses to one prompt.
-        reward: the return of each of its tokens.
+        prompt: the prompt's id or text. Responses to one prompt have equal ones.
+        reward: the response's reward, which is the return of each of its tokens.
         oracle: the true value of the state before each token.
-        step_starts: the index of the first token of each step, in their order.
-        states: the hidden state before each token. From a mistake on it has " off" in it.
+        step_starts: the index of the first token of each step, in ascending order.
+        states: the hidden state before each token. From the first mistake on it contains " off".
     """
 
     prompt: str
@@ -38,9 +39,10 @@ class KnownResponse:
 
     @property
     def wrong_step(self) -> int | None:
-        """The number of the first wrong step. None without one, or if no step follows it.
+        """The index of the first step with a mistake.
 
-        A token before which the state is off follows the token that made it so.
+        None if there is no mistake, or if it is in the last step. The first state that is off
+        stands before the token that follows the mistake.
         """
         first_off = next((i for i, state in enumerate(self.states) if " off" in state), None)
         if first_off is None:
@@ -49,9 +51,10 @@ class KnownResponse:
         return step if step + 1 < len(self.step_starts) else None
 
     def names_mistake(self, values: np.ndarray) -> bool | None:
-        """Whether the values fall most from the start of the first wrong step to the next start.
+        """Whether the values fall most during the step with the first mistake.
 
-        None if there is no such step.
+        The fall is measured from the step's first token to the next step's first token. None if
+        there is no mistake, or if it is in the last step.
         """
         if (step := self.wrong_step) is None:
             return None
@@ -60,7 +63,10 @@ class KnownResponse:
 
 
 def indices_of_steps(response_ids: Sequence[int], step_ends: Collection[int]) -> list[int]:
-    """Return the indices of the tokens that begin a step: the first, and any after a step's end.
+    """Return the index of each step's first token: 0, and each index that follows a step's end.
+
+    Args:
+        step_ends: the ids of the tokens that end a step.
 
     >>> indices_of_steps([5, 9, 5, 5, 9], step_ends={9})
     [0, 2]
@@ -70,7 +76,12 @@ def indices_of_steps(response_ids: Sequence[int], step_ends: Collection[int]) ->
 
 
 def _explained(s: Sums, total: str, residual: str) -> Any:
-    """Return 1 - Var(residual) / Var(total), of sums over tokens."""
+    """Return 1 - Var(residual) / Var(total), where both variances are over tokens.
+
+    Args:
+        s: "tokens" -> their number, and for both columns their sum and the sum of their squares.
+        total, residual: the names of the columns.
+    """
     variances = [
         s[f"{name}²"] / s["tokens"] - (s[name] / s["tokens"]) ** 2 for name in (total, residual)
     ]
@@ -86,20 +97,24 @@ MEASURES: Mapping[str, Callable[[Sums], Any]] = {
     ),
     "mistakes_named": lambda s: s["named"] / s["mistakes"],
 }
-"""Name -> what values know. Each is 1 for an oracle, in whose place `explained_variance` stays
-below 1, because returns are noisy.
+"""Measure -> its function of sums over prompts, for values V, returns R and the true values T.
 
-explained_variance: of the tokens' returns R, 1 - Var(R - V) / Var(R).
-truth: the same of the oracle's values T.
-truth_within_prompts: the same of the differences of T from their mean over the prompt's tokens.
-truth_within_responses: the same of the differences of T from their mean over the response.
-mistakes_named: of the responses with a wrong step and one after it, the share in which the values
-    fall most over the first wrong step.
+The true values themselves would score 1, but for `explained_variance`, because returns are noisy.
+
+explained_variance: 1 - Var(R - V) / Var(R) over tokens.
+truth: 1 - Var(T - V) / Var(T) over tokens.
+truth_within_prompts: as `truth`, of the differences of T and T - V from their prompt's mean.
+truth_within_responses: as `truth`, of the differences of T and T - V from their response's mean.
+mistakes_named: the share of responses in which the values fall most during the first wrong step.
+    Only responses count that have a wrong step with another step after it.
 """
 
 
 class Judge:
-    """Measures values of the same responses, beside each other."""
+    """Measures how well values of some responses match the true ones.
+
+    All critics that are compared get the same judge, and so the same responses.
+    """
 
     def __init__(self, responses: Sequence[KnownResponse]) -> None:
         self.responses = responses
@@ -111,13 +126,14 @@ class Judge:
     def measure(
         self, values: Values, *, seed: int = 0, num_resamples: int = 1000
     ) -> dict[str, Figure]:
-        """Return each measure with its 95 % interval over prompts.
+        """Return each measure of `MEASURES` with its 95 % interval, a bootstrap over prompts.
 
-        The share of named mistakes has the wider of Wilson's interval and this one, which has no
-        width where all are alike.
+        If all prompts agree, the bootstrap's interval of the share of named mistakes has no width.
+        Therefore that share gets the union of this interval and Wilson's.
 
         Args:
-            seed: the bootstrap's. With the same seed other values are resampled alike.
+            values: for each response, the values to be measured.
+            seed: the bootstrap's. Equal seeds draw the same prompts, whatever the values are.
         """
         sums = [self._prompt_sums(rows, values) for rows in self._rows_by_prompt]
         table = {name: np.array([row[name] for row in sums]) for name in sums[0]}
@@ -160,5 +176,5 @@ class Judge:
 
 
 def _scatter(parts: Sequence[np.ndarray]) -> float:
-    """Return the squared differences from each part's mean, added up."""
+    """Return the sum of squared differences from the mean, where each part has its own mean."""
     return float(sum(((part - part.mean()) ** 2).sum() for part in parts))

@@ -1,4 +1,4 @@
-"""The table and the figure of `vapo critics`, which compare critics."""
+"""Write the table and draw the figure of `vapo critics`, which compare critics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vapo.sweep.report.tables import (
     markdown_text,
 )
 
-NEARLY = 0.9
+NEARLY = 0.9  # share of the best explained variance
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Curve:
     """A critic's held-out explained variance during training with one seed.
 
     Attributes:
-        points: (optimizer step, response tokens, seconds of training, explained variance). The
-            first is from before training.
-        oracle: the explained variance of the true values, if it is known.
+        points: (optimizer step, response tokens, seconds of training, explained variance) of each
+            measurement. The first is before training.
+        oracle: the explained variance of the true values; None if they are not known.
     """
 
     critic: str
@@ -40,15 +40,18 @@ class Curve:
 
 @dataclass(frozen=True)
 class Summary:
-    """One critic's results, as means over its seeds.
+    """One critic's results, as means over its seeds: a row of the table.
 
     Attributes:
         last, best: explained variance at the end of the mean curve, and at its maximum.
-        last_spread, best_spread: standard deviations over the seeds there; None with one seed.
-        best_step, best_tokens: the place of the maximum.
-        nearly_tokens: where the mean curve first reaches 90 % of `best`; None if that is not
-            above 0.
-        relative_speed: tokens_per_s / that of the reference.
+        last_spread, best_spread: standard deviations over the seeds at the end and at the maximum;
+            None with one seed.
+        best_step, best_tokens: the optimizer step and the response tokens at the maximum.
+        nearly_tokens: the response tokens when the mean curve first reaches 90 % of `best`; None if
+            `best` is not above 0.
+        seconds: the time of training.
+        relative_speed: `tokens_per_s` divided by the reference critic's.
+        oracle: the explained variance of the true values; None if they are not known.
     """
 
     critic: str
@@ -67,10 +70,10 @@ class Summary:
 
 
 def summarize(curves: Sequence[Curve], *, reference: str) -> list[Summary]:
-    """Return a summary of each critic, in the curves' order.
+    """Return one summary for each critic, in the order in which critics first occur in the curves.
 
     Args:
-        reference: the critic to whose speed the speeds are relative.
+        reference: the name of the critic whose speed counts as 1.
     """
     by_critic: dict[str, list[Curve]] = {}
     for curve in curves:
@@ -112,9 +115,9 @@ def _summary(
 
 
 def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, float | None]]]:
-    """Critic -> (optimizer step, mean over the seeds, standard deviation) of each measurement.
+    """Return critic -> [(optimizer step, mean over the seeds, standard deviation), ...].
 
-    The standard deviation is None with one seed.
+    There is one entry for each measurement. The standard deviation is None with one seed.
     """
     means: dict[str, list[tuple[int, float, float | None]]] = {}
     for name in dict.fromkeys(curve.critic for curve in curves):
@@ -128,7 +131,10 @@ def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, flo
 
 
 def markdown(table: Sequence[Summary], *, reference: str) -> str:
-    """The table as Markdown, with a row for the oracle and a line on which critic knows most."""
+    """Return the table as Markdown, with a last line that names the best critic.
+
+    If the true values are known, the oracle has a row.
+    """
     titles = ["critic", "seeds", "held-out explained variance, last", "best", "at step"]
     titles += ["tokens until 90 % of best", "s", f"tokens/s, {markdown_cell(reference)} = 1"]
     rows = [
@@ -147,7 +153,7 @@ def markdown(table: Sequence[Summary], *, reference: str) -> str:
 
 
 def _conclusion(table: Sequence[Summary]) -> str:
-    """Say which critic knows most, and which others are within its seeds' spread.
+    """Return a sentence on which critic explains most, and which ones are within its seeds' spread.
 
     Critics with one seed have no spread and are left out.
     """
@@ -174,7 +180,7 @@ def _shown(mean: float, spread: float | None) -> str:
 
 
 def as_csv(table: Sequence[Summary]) -> str:
-    """The summaries as CSV. Numbers are not rounded, and a cell is empty if there is no number."""
+    """Return the summaries as CSV. Numbers are not rounded, and None becomes an empty field."""
     names = list(Summary.__dataclass_fields__)
     return csv_text(names, [[csv_cell(getattr(row, name)) for name in names] for row in table])
 
@@ -182,8 +188,11 @@ def as_csv(table: Sequence[Summary]) -> str:
 def figure(curves: Sequence[Curve], *, reference: str) -> Figure:
     """Draw held-out explained variance against optimizer steps.
 
-    Each critic has a line, the mean of its seeds. If it has several seeds, a band shows one
-    standard deviation. The oracle's line is dashed. The caller must close the figure.
+    A critic's line is the mean of its seeds. With several seeds, a band around it shows one
+    standard deviation. A dashed line shows the oracle. The caller must close the figure.
+
+    Args:
+        reference: the name of the critic that is drawn as the reference.
     """
     means = mean_curves(curves)
     styles = line_styles(list(means), reference if reference in means else None)

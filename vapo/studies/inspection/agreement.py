@@ -1,9 +1,9 @@
-"""Tests whether a file's values agree with its advantages, and with a given critic's values.
+"""Test whether a file's values agree with its advantages, and with a given critic's values.
 
 The first test rests on A[t] - lambda A[t+1] = V[t+1] - V[t]. This holds for GAE's advantages and
-the values that they were made of, if gamma is 1, there is no reward before the last token, and all
-rows of a step share one lambda and one whitening. Otherwise the test finds nothing. It says whether
-advantages and values stand at the same places, not whether these are the right tokens.
+the values that they were computed from, if gamma is 1, there is no reward before the last token,
+and all rows of a step share one lambda and one whitening. Otherwise the test does not decide. It
+says whether advantages and values stand at the same tokens, not whether these are the right tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from vapo.studies.inspection.alignment import (
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
-_MIN_PLACES = 50  # of a step's responses
+_MIN_PLACES = 50  # tokens of a training step that can be compared
 
 
 def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
-    """Look for an off-by-one error: do the advantages stem from the values at the same tokens?
+    """Test whether the advantages were computed from the values at the same tokens, or one token
+    off.
 
-    The test fits the changes of the values by GAE's advantages with least squares, for values at
-    the same places as the advantages, one place earlier and one later. The verdict has no shift
-    (None) where the data do not tell. Responses without values or advantages are ignored, and so
-    are steps with fewer than 50 places between sampled tokens.
+    The changes of the values are fitted by GAE's advantages with least squares: at the same tokens,
+    one token earlier and one token later. The verdict's shift is None if no fit is clearly the
+    best. Responses without values or advantages are ignored, and so are training steps with fewer
+    than 50 comparable tokens.
     """
     sums_of_squares = {shift: [0.0, 0.0] for shift in SHIFTS}  # residual and total
     steps: dict[tuple[str, int | None], list[InspectedResponse]] = defaultdict(list)
@@ -84,9 +85,10 @@ def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
 
 
 class ValueComparison:
-    """Compares the values of a file with a given critic's values of the same states.
+    """Compares the values in a file with a given critic's values of the same states.
 
-    The verdict says whether they are this critic's values, and at which shift.
+    Add the responses one by one; `result` then says whether the file's values are this critic's,
+    and whether they are shifted by a token.
     """
 
     def __init__(self) -> None:
@@ -96,7 +98,7 @@ class ValueComparison:
     def add(self, response: InspectedResponse, critic_values: Sequence[float]) -> None:
         """Add a response and the critic's value of the state before each of its tokens.
 
-        A response with another number of values is ignored, and so is any after 2000 responses.
+        It is ignored if the number of values differs, or after 2000 responses.
         """
         if len(response.values or ()) != len(critic_values) or len(self._critic_changes) >= 2000:
             return
@@ -109,10 +111,11 @@ class ValueComparison:
                 self._file_changes[shift].append(change)
 
     def result(self) -> Alignment:
-        """Return the verdict: the shift at which the file's values change as the critic's do.
+        """Return the verdict: the shift at which the file's values change as the critic's values
+        do.
 
-        Changes are correlated instead of values because a few more updates of the critic hardly
-        alter them.
+        Its shift is None if they agree at no shift. Changes are correlated instead of values
+        because a few more updates of the critic hardly alter them.
         """
         if not self._critic_changes:
             return Alignment(None, "there is nothing to compare the critic's values with")

@@ -54,11 +54,11 @@ _CERTAIN = 0.975
 
 @dataclass(frozen=True)
 class Alignment:
-    """The verdict of the off-by-one test.
+    """The verdict of an off-by-one test on a file's values.
 
     Attributes:
-        shift: 0 if the values are sound, 1 if a value has seen its own token, -1 if it lags, None
-            if no test decides.
+        shift: 0 if each value belongs to the state before its token, 1 if it has seen its own
+            token, -1 if it lags by one token, None if no test decides.
         text: one sentence with the figures.
         by: the test that decided: "shared prefixes", "log-probs", "tokens", "advantages" or
             "critic"; "" if none did.
@@ -70,9 +70,9 @@ class Alignment:
 
 
 def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
-    """Return the verdict on whether the values of some responses are off by one.
+    """Return the verdict on whether the values of some responses are off by one token.
 
-    Groups must be whole.
+    All responses to a prompt must be there.
     """
     with_values = [r for r in responses if r.values is not None and len(r.values) >= 4]
     if len(with_values) < 2:
@@ -89,10 +89,10 @@ def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
 def return_correlations(
     responses: Sequence[InspectedResponse], *, gamma: float
 ) -> tuple[float, ...] | None:
-    """Return the correlations of values and returns, for values shifted by -1, 0 and 1 places.
+    """Return the correlations of values and returns, for values shifted by -1, 0 and 1 tokens.
 
     All three are over the same tokens. The result is None if no token can be used. Values from
-    later places correlate better, whatever the alignment is.
+    later tokens correlate better, even in a file without a mistake.
     """
     values, returns = [], []
     for response in responses:
@@ -158,14 +158,15 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
 
 
 def _begin_behind(offset: int, table: np.ndarray, depths: np.ndarray, floor: float) -> bool | None:
-    """Whether values are equal at an offset and differ at the next one.
+    """Whether values of two responses are equal at an offset and differ at the next one.
 
-    This must hold for the pairs that share few tokens and for those that share more. The result is
-    None if either kind has too few pairs.
+    This must hold on average for the pairs that share few tokens and for those that share more. The
+    result is None if either kind has too few pairs.
 
     Args:
+        offset: the distance in tokens from the first token that differs.
         table: [pairs, offsets] absolute differences of values, NaN before the response begins.
-        depths: [pairs] numbers of equal tokens.
+        depths: [pairs] numbers of equal tokens at the start.
         floor: smaller mean differences count as this large.
     """
     column = _OFFSETS.index(offset)
@@ -185,10 +186,10 @@ def _begin_behind(offset: int, table: np.ndarray, depths: np.ndarray, floor: flo
 
 
 def _is_first_step(gaps: np.ndarray, floor: float) -> bool:
-    """Whether the mean difference grows at the last place, and has not grown before it.
+    """Whether the mean difference grows at the last column, and has not grown before it.
 
     Args:
-        gaps: [pairs, places] absolute differences, with NaN where a pair has none.
+        gaps: [pairs, offsets] absolute differences, with NaN where a pair has none.
         floor: smaller means count as this large.
     """
     columns = [column[np.isfinite(column)] for column in gaps.T]
@@ -201,10 +202,10 @@ def _is_first_step(gaps: np.ndarray, floor: float) -> bool:
 def _pairs(
     responses: Sequence[InspectedResponse],
 ) -> Iterator[tuple[InspectedResponse, InspectedResponse, int]]:
-    """Yield pairs of a group's responses, and the place where their tokens first differ.
+    """Yield pairs of responses to one prompt, with the index of the first token that differs.
 
-    The two of a pair are neighbours when the group is sorted by tokens. A pair is left out if a
-    token around the place is missing or was not sampled.
+    The responses to a prompt are sorted by their tokens, and neighbours make a pair. A pair is left
+    out if a token around the index is missing or was not sampled.
     """
     groups: dict[str, list[InspectedResponse]] = defaultdict(list)
     for response in responses:
@@ -231,7 +232,7 @@ def _sampled_values(response: InspectedResponse) -> np.ndarray:
 
 
 def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
-    """Return the response's token ids, without ids its tokens' texts, without both nothing."""
+    """Return the response's token ids; if it has none, its tokens' texts; if it has neither, ()."""
     return response.response_ids or response.tokens or ()
 
 
@@ -239,7 +240,7 @@ def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
 
 
 class _Moves(NamedTuple):
-    """The changes of a response's value around each token, and what may have caused them."""
+    """The changes of one response's value around each token, and what may have caused them."""
 
     changes: np.ndarray  # [3, n]: V[t+1+k] - V[t+k] for shifts k of -1, 0 and 1
     causes: np.ndarray  # [n]: token t's surprise, or its number
@@ -270,15 +271,15 @@ def _by_tokens(responses: Sequence[InspectedResponse]) -> Alignment | str:
 
 
 def inner_places(response: InspectedResponse) -> np.ndarray:
-    """Places of the sampled tokens whose neighbours, one before and two after, are sampled too."""
+    """Return the indices of the sampled tokens with one sampled token before and two after."""
     flags = is_sampled(response, len(response.values or ()))
     return np.flatnonzero(flags[:-3] & flags[1:-2] & flags[2:-1] & flags[3:]) + 1
 
 
 def value_changes(response: InspectedResponse) -> np.ndarray:
-    """Return [3, places] changes of the value by the token before each place, at it and after it.
+    """Return [3, n] changes of the value by the token before each inner token, by it, by the next.
 
-    The places are those of `inner_places`.
+    The n inner tokens are those of `inner_places`.
     """
     steps = np.diff(np.asarray(response.values))  # steps[t]: the change by token t
     return steps[inner_places(response) + np.array(SHIFTS)[:, None]]
@@ -292,8 +293,13 @@ def _winner(
 ) -> Alignment | str:
     """Return the shift with the largest measure, or a text if no shift is clearly the best.
 
-    It must be the largest in nearly every resample of the responses. If a file has V[t+s] in the
-    place of V[t], the change that token t causes stands at the shift -s.
+    The shift must be the best in nearly every resample of the responses. If a file has V[t+s] in
+    the place of V[t], the change that token t causes stands at the shift -s.
+
+    Args:
+        measure: maps changes and causes to how well the causes explain the changes.
+        measure_text: the measure's name for the verdict.
+        by: the test's name for the verdict.
     """
 
     def measure_by_shift(rows: Sequence[_Moves]) -> list[float]:
@@ -324,10 +330,11 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _explained(change: np.ndarray, tokens: np.ndarray) -> float:
-    """The share of the changes' variance that the token explains, less what chance would give.
+    """Return the share of the changes' variance that the token explains, less what chance would
+    give.
 
     This is eta squared with a correction for degrees of freedom, over the tokens that occur five
-    times or more.
+    times or more. It is 0.0 with fewer than 50 changes.
     """
     counts = np.bincount(tokens)
     is_frequent = counts[tokens] >= 5

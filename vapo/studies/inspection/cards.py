@@ -1,4 +1,7 @@
-"""Cards of a value page: which groups of responses a page shows, and the data of each card."""
+"""Choose the groups of responses that a value page shows, and make the data of their cards.
+
+A card shows one response, token by token.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,13 @@ if TYPE_CHECKING:
 
 _MAX_PROMPT_CHARS = 20_000
 _UNKNOWN_TOKEN = "\u25aa"
-Reason = tuple[str, Callable[[list[InspectedResponse]], float]]  # why a group is shown; its score
+# Why a group is shown, and its score. The group with the highest score is shown.
+Reason = tuple[str, Callable[[list[InspectedResponse]], float]]
 
 
 @dataclass(frozen=True)
 class PageSize:
-    """The number of groups on a page, of responses in each group, and of tokens altogether."""
+    """The most groups on a page, responses in each group, and tokens on the whole page."""
 
     num_groups: int
     max_responses: int
@@ -46,9 +50,15 @@ class PageSize:
 
 @dataclass
 class Vocabulary:
-    """The texts of the tokens on a page by their ids.
+    """The text of each token on a page, by token id; it grows as cards are made.
 
     If a response has no ids, each different text gets a number as its id.
+
+    Attributes:
+        token_text: the tokenizer's texts; None without a tokenizer.
+        texts: token id -> text.
+        special: the ids of special tokens.
+        partial: token id -> the bytes, in hex, of a token that is not whole characters.
     """
 
     token_text: TokenText | None
@@ -58,10 +68,10 @@ class Vocabulary:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def ids(self, response: InspectedResponse, places: np.ndarray) -> tuple[list[int], list[Any]]:
-        """Return the ids of the tokens at some places, and where a text is not its id's.
+        """Return the ids of a response's tokens at some indices, and the texts that differ.
 
-        The second list has an entry (index among the places, text) for each token whose text
-        differs from the one that the vocabulary has for its id.
+        The second list has (place in `places`, text) for each token whose text here is not the one
+        that the vocabulary has for its id. New tokens are added to the vocabulary.
         """
         if response.response_ids is not None and self.token_text is not None:
             ids = [response.response_ids[i] for i in places]
@@ -97,11 +107,12 @@ def cards_data(
     size: PageSize,
     seed: int,
 ) -> dict[str, Any]:
-    """Return what `page.js` needs to draw the cards.
+    """Return what `page.js` needs to draw the cards: groups, texts of tokens, and measures.
 
     Args:
-        truths: measured prefixes of a response, by its number in the sample.
-        measured_groups: groups whose truth was measured. They are shown first.
+        truths: a response's number in the sample -> the measured values of its prefixes.
+        measured_groups: the groups with such measurements. They are shown first.
+        seed: for the groups that are drawn at random.
     """
     vocabulary = Vocabulary(None if tokenizer is None else _token_text(tokenizer))
     card_columns: list[dict[str, np.ndarray]] = []
@@ -146,10 +157,10 @@ def _token_text(tokenizer: PreTrainedTokenizerBase) -> TokenText:
 def choose_groups(
     findings: Findings, measured_groups: Sequence[GroupKey], num_groups: int, *, seed: int
 ) -> dict[GroupKey, str]:
-    """Choose groups to show, and return group -> reason.
+    """Choose the groups that the page shows; return group -> the reason for it.
 
-    Measured groups come first, then the best group for each reason, then random ones. Unmeasured
-    groups are of the last step, if it has at least `num_groups`.
+    Measured groups come first, then the best group for each reason, then random ones. Groups that
+    are not measured come from the last training step, if it has at least `num_groups`.
     """
     sample = findings.sample
     steps = [group[0].step for group in sample.values()]
@@ -201,7 +212,7 @@ def _shown_length(response: InspectedResponse) -> int:
 
 
 def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, np.ndarray]:
-    """Measure -> its numbers at the response's first `num` sampled tokens."""
+    """Return measure -> its numbers at the response's first `num` sampled tokens."""
     columns: dict[str, np.ndarray] = {}
     for name, column in (
         ("value", response.values),
@@ -282,7 +293,7 @@ def _group_data(
 
 
 def _measures(card_columns: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Any]]:
-    """The measures that at least one card has, each with its domain over all cards."""
+    """Return the measures that at least one card has, each with its range over all cards."""
     measures = []
     for measure in MEASURES:
         end = None if measure.last_token_counts else -1

@@ -1,6 +1,6 @@
-"""Loads critics of other frameworks. The value head is recognised by its name in the weights.
+"""Load critics of other frameworks. A value head is recognised by its name in the weights.
 
-Its name is `score` in OpenRLHF, in verl's merged critics and in our own, `v_head.summary` in TRL
+The name is `score` in OpenRLHF, in verl's merged critics and in our own, `v_head.summary` in TRL
 and in libraries that follow it, else `classifier` or `value_head`. A critic may also be an adapter
 on a base model.
 """
@@ -33,9 +33,9 @@ HEADS = ("score", "v_head.summary", "classifier", "value_head", "v_head")
 def load_value_network(path: str) -> tuple[PreTrainedModel, str, str]:
     """Load a critic, and return (network, description, folder with the tokenizer).
 
-    The network's head is named `score`. For an adapter the last folder is the base model's.
+    The network's head is named `score`. For an adapter, the tokenizer's folder is the base model's.
 
-    Raises: UserError: no folder, no head that gives one number, or a pickle.
+    Raises: UserError: no folder, no head with one output, or a pickle.
     """
     folder = check_critic_folder(path)
     if not (folder / "adapter_config.json").is_file():
@@ -64,9 +64,10 @@ def _with_head(path: str) -> tuple[PreTrainedModel, str]:
 
 
 def _head_of(folder: Path, config: PreTrainedConfig) -> tuple[str, dict[str, Tensor] | None]:
-    """The name of the folder's head, with its weight and, if it has one, its bias.
+    """Return the name of the value head in a folder's weights, and its tensors by "weight" and
+    "bias".
 
-    The result is ("", None) if the folder has no head.
+    The head may have no bias. The result is ("", None) if the folder has no head.
     """
     prefix = getattr(config, "value_head_prefix", None)
     names = dict.fromkeys([*([prefix] if isinstance(prefix, str) else []), *HEADS])
@@ -88,10 +89,10 @@ def _head_of(folder: Path, config: PreTrainedConfig) -> tuple[str, dict[str, Ten
 def _backbone_with(
     path: str, config: PreTrainedConfig, head: Mapping[str, Tensor], dtype: str
 ) -> PreTrainedModel:
-    """Load the folder's backbone, and give it a linear head `score` with these weights.
+    """Load the folder's backbone, and give it a linear head `score` with the given weights.
 
     Args:
-        head: "weight" and perhaps "bias" -> tensor.
+        head: "weight" -> tensor, and "bias" -> tensor if it has a bias.
     """
     shape = tuple(head["weight"].shape)
     if shape[0] != 1:
@@ -129,9 +130,10 @@ def _adapter_config(folder: Path) -> Any:
 
 
 def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
-    """Return the base with the adapter merged into it, and a description.
+    """Load an adapter's base model and merge the adapter into it; return the model and a
+    description.
 
-    The adapter's head is used, or the base's if the adapter has none.
+    The value head is the adapter's, or the base's if the adapter has none.
     """
     import peft
 
@@ -166,7 +168,10 @@ def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
 
 
 def _adapter_head(weights: Path) -> dict[str, Tensor] | None:
-    """Return the value head in an adapter's weights (weight, perhaps bias), or None without one."""
+    """Return the value head in an adapter's weights: "weight" -> tensor, perhaps "bias" -> tensor.
+
+    None if the adapter has no value head.
+    """
     with safe_open(weights, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  (no mapping)
             name = key.removesuffix(".weight").removesuffix(".modules_to_save")
@@ -178,7 +183,10 @@ def _adapter_head(weights: Path) -> dict[str, Tensor] | None:
 
 
 def _adapter_state(weights: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapter's weights without its head, named as for an adapter on a sequence classifier."""
+    """Return an adapter's LoRA weights, named as for an adapter on a sequence classifier.
+
+    Its value head is left out.
+    """
     prefix = f"base_model.model.{model.base_model_prefix}."
     state = {}
     with safe_open(weights, framework="pt") as file:

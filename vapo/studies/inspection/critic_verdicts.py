@@ -1,4 +1,4 @@
-"""Verdicts on a critic: the one fault that explains its figures, and what else there is to say.
+"""Verdicts on a critic: the one fault that explains its figures, and notes beside it.
 
 A remark is made only if the whole interval of its figure lies on one side of a threshold.
 """
@@ -14,8 +14,8 @@ CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
 UNRELATED_BELOW = 0.15  # correlation of values and returns
 LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for unrelated values
 LITTLE_BELOW = 0.1  # explained variance
-NOISE_ABOVE = 0.02  # share of the returns' variance: values' variance for nothing that matters
-BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups, or the rewards'
+NOISE_ABOVE = 0.02  # values' variance / that of the returns, from which noise does harm
+BETWEEN_ABOVE = 0.9  # share of the variance of values, or of rewards, that lies between groups
 LATER_ABOVE = 0.5  # share of the tokens that are not their response's first
 SOME_ABOVE = 0.05  # explained variance, and that of length: enough to call reading length right
 OF_LENGTH_ABOVE = 0.3  # explained variance / share of the returns' variance that length explains
@@ -27,7 +27,9 @@ SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or cann
 
 
 def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
-    """Yield the first diagnosis of the critic that is certain, or a text on what is uncertain."""
+    """Yield a remark with the first diagnosis that is certain; if none is, a text on what is
+    uncertain.
+    """
     if critic.num_groups < MIN_PROMPTS:
         yield f"what the critic knows: its values are of {critic.num_groups} prompts"
         return
@@ -63,7 +65,7 @@ def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
 
 
 def _is_length(critic: CriticFigures) -> bool:
-    """Whether the values follow position and length, and little else."""
+    """Whether the values depend on token position and response length, and on little else."""
     if critic.by_length.value * critic.spread.value**2 < NOISE_ABOVE:
         return False
     if critic.by_length.low > ALL_LENGTH_ABOVE:
@@ -73,21 +75,21 @@ def _is_length(critic: CriticFigures) -> bool:
 
 
 def _is_noise(critic: CriticFigures) -> bool:
-    """Whether the values are unrelated to the returns, and worse than a constant."""
+    """Whether the values are unrelated to the returns, and predict worse than a constant does."""
     is_unrelated = abs(critic.correlation.value) < UNRELATED_BELOW
     is_unrelated &= critic.correlation.high < 2 * UNRELATED_BELOW
     return is_unrelated and critic.explained.high < 0
 
 
 def _is_untrained(critic: CriticFigures) -> bool:
-    """Whether the values are noise whose sd is more than half of the returns' sd."""
+    """Whether the values are noise with a standard deviation above half of the returns'."""
     return _is_noise(critic) and critic.spread.low > LOUD_ABOVE
 
 
 def _is_prompt_mean(critic: CriticFigures, findings: Findings) -> bool:
-    """Whether the values depend on the prompt alone although they could tell more.
+    """Whether the values depend on the prompt alone, although the response would tell more.
 
-    They could not if most tokens are the first of their response, when nothing but the prompt is
+    They do not count so if most tokens are the first of their response, where only the prompt is
     known, or if the prompt decides the reward.
     """
     if critic.later_share < LATER_ABOVE or findings.groups.prompt_share.value > BETWEEN_ABOVE:
@@ -117,9 +119,9 @@ def _untrained_remark(critic: CriticFigures) -> Remark:
 
 
 def _length_remark(critic: CriticFigures) -> Remark:
-    """Return the remark on a critic that reads length.
+    """Return the remark on a critic whose values depend on response length.
 
-    It is a note if the returns depend on length too, as the critic says, else a fault.
+    It is a note if the returns depend on length as well, else a fault.
     """
     return_share = critic.return_by_length
     is_right = min(critic.explained.low, return_share.low) > SOME_ABOVE
@@ -157,7 +159,10 @@ def _prompt_mean_remark(critic: CriticFigures) -> Remark:
 
 
 def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
-    """Yield a remark on values that follow the returns: other scale, too extreme, flat or good."""
+    """Yield one remark on values that correlate with the returns.
+
+    They are in another scale than the returns, too extreme, too flat, or good.
+    """
     slope, numbers = critic.slope, f"slope {quote(critic.slope)}"
     is_biased = _is_shifted(critic)
     is_outside = critic.outside.low > OUTSIDE_ABOVE
@@ -260,7 +265,10 @@ def _is_shifted(critic: CriticFigures) -> bool:
 
 
 def shift_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remarks:
-    """A remark if the values are shifted by a constant, unless the diagnosis explains the shift."""
+    """Yield a remark if all values are too high or too low by a constant.
+
+    Nothing is yielded if a fault in `diagnosis` explains the shift.
+    """
     remarks = [item for item in diagnosis if isinstance(item, Remark)]
     faults = {remark.anchor for remark in remarks if remark.severity == "wrong"}
     if faults & {"inspect-untrained", "inspect-scale", "inspect-little"}:
@@ -281,7 +289,11 @@ def shift_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remark
 
 
 def siblings_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remarks:
-    """A note if a good critic predicts less than the mean of the other responses does."""
+    """Yield a note if a good critic predicts less than the mean reward of the other responses does.
+
+    Args:
+        diagnosis: what `main_diagnosis` yielded.
+    """
     is_good = any(isinstance(item, Remark) and item.severity == "good" for item in diagnosis)
     if is_good and critic.siblings_ahead.low > 0:
         yield Remark(

@@ -1,7 +1,7 @@
-"""Computes the values of a stream of responses with a critic of any framework.
+"""Compute the values of a stream of responses with a critic of any framework.
 
 The value of a state is the critic's output at its last token, before the next one is sampled.
-`agreement.ValueComparison` tests whether a file's own values were computed in this way.
+`agreement.ValueComparison` tests whether the values in a file were computed in this way.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from vapo.studies.inspection.fields import check_lists
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.system.libraries import pick_device
 
-_BUDGET = 16_384  # tokens of a forward pass
+_BUDGET = 16_384  # most tokens in a forward pass
 _CHUNK_SIZE = 256  # responses that are sorted by length into forward passes
 
 
 @dataclass(frozen=True)
 class LoadedCritic:
-    """A critic that is loaded and ready to compute values.
+    """A critic that is ready to compute values, with its tokenizer.
 
     Attributes:
-        description: what kind of head the folder has.
+        description: the kind of its value head, for people.
         mean, std: as in OpenRLHF, a value is (the head's output - mean) / std.
     """
 
@@ -52,7 +52,7 @@ class LoadedCritic:
 
     @torch.no_grad()
     def values(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """Return the values of the state before each response token.
+        """Return, for each response, the value of the state before each of its tokens.
 
         Args:
             sequences: (prompt ids, response ids) of each response.
@@ -75,7 +75,7 @@ def load_critic(path: str, *, tokenizer: PreTrainedTokenizerBase | None = None) 
     Args:
         tokenizer: the policy's. If None, the critic's folder must have one.
 
-    Raises: UserError: no folder, no head that gives one number, a pickle, or no tokenizer.
+    Raises: UserError: no folder, no head with one output, a pickle, or no tokenizer.
     """
     with about("--critic"):
         model, description, path = load_value_network(path)
@@ -100,13 +100,13 @@ def responses_with_values(
     notes: list[str],
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[InspectedResponse | BadRow]:
-    """Yield the responses, and give the critic's values to those that have none.
+    """Yield the responses, with the critic's values where the file has none.
 
-    If a response has values, they stay, and are compared with the critic's.
+    Values in the file stay, and are compared with the critic's. Bad rows pass through.
 
     Args:
-        notes: at the end notes are added on what was computed, and whether the file's values are
-            this critic's.
+        notes: sentences on what was computed, and on whether the file's values are this critic's,
+            are appended at the end.
         on_progress: called with the number of responses that the critic has read.
     """
     comparison, num_read, stream = ValueComparison(), 0, iter(responses)

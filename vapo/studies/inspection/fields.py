@@ -1,4 +1,4 @@
-"""Checked reading of a row's fields, for all formats: texts, numbers, and lists for tokens."""
+"""Read and check the fields of a row, for all formats: texts, numbers, and lists over tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vapo.files.row_values import value_text
 from vapo.studies.inspection.responses import InspectedResponse
 
 Row = Mapping[str, Any]
-PER_TOKEN = (
+PER_TOKEN = (  # fields of `InspectedResponse` with an entry for each response token
     *("tokens", "is_sampled", "values", "logprobs", "advantages", "token_rewards", "returns"),
 )
 _LARGEST = 2**31 - 1  # id of a token
@@ -35,26 +35,26 @@ _CUT_SHORT = {
 
 
 class RowError(Exception):
-    """Raised if a row cannot be read. Its text says why."""
+    """Raised if a row cannot be read. Its text gives the reason."""
 
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Says where a row is (file and number) and how its columns are read.
+    """The place of a row (file and number), and the settings by which its columns are read.
 
-    It makes the row's `InspectedResponse`.
+    A format makes the row's `InspectedResponse` by the methods of this class.
 
     Args:
         file: the file as the user gave it.
-        row: the row's number, from 1 up.
+        row: the row's number, counted from 1.
         table: the name of the table that this file belongs to.
-        groups: rows with the same group name are one group only if their files have the same value
-            here.
+        groups: a prefix of group names. Rows of two files with the same group name are one group
+            only if both files have the same prefix.
         step: the training step in the file's name, if there is one.
         rewards: the columns whose sum is the reward. If empty, the file's format decides which
             column is the reward.
-        render: makes one text of a prompt's messages. If None, each message becomes
-            `role: content`.
+        render: makes one text of a prompt's messages. If None, each message becomes `role:
+            content`.
     """
 
     file: str
@@ -69,7 +69,7 @@ class RowPlace:
         return f"{self.file}, row {self.row}"
 
     def prompt(self, row: Row, key: str) -> str:
-        """The prompt as text. A conversation's messages are rendered."""
+        """Return the prompt in the column `key` as text. Messages are rendered."""
         value = _text_or_messages(row, key)
         return value if isinstance(value, str) else self.rendered(value)
 
@@ -77,16 +77,20 @@ class RowPlace:
         return conversation(messages) if self.render is None else self.render(messages)
 
     def step_of(self, row: Row, key: str = "step") -> int | None:
-        """The step in the row, else that of the file's name."""
+        """Return the training step in the row's column `key`; if it has none, that in the file's
+        name.
+        """
         row_step = whole_number(row.get(key))
         return self.step if row_step is None else row_step
 
     def response(self, step: int | None, group: object, **fields: Any) -> InspectedResponse:
-        """Make a response of this row.
+        """Make the `InspectedResponse` of this row.
 
         Args:
-            group: responses to the same prompt in one step have the same. It may be as long as the
-                prompt, so the response keeps only its digest.
+            step: the training step.
+            group: equal for all responses to one prompt in one step. Only its digest is stored,
+                because it may be as long as the prompt.
+            fields: the remaining fields of `InspectedResponse`.
         """
         key = f"{self.groups}\0{step}\0{group}".encode(errors="surrogatepass")
         digest = blake2b(key, digest_size=16).hexdigest()
@@ -96,16 +100,19 @@ class RowPlace:
 
 
 def text_fields(row: Row, key: str) -> dict[str, Any]:
-    """Return `InspectedResponse` fields with the response's text, from a text or messages."""
+    """Read the response in the column `key`, a text or messages; return it as `InspectedResponse`
+    fields.
+    """
     value = _text_or_messages(row, key)
     return {"response": value} if isinstance(value, str) else message_fields(value)
 
 
 def message_fields(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the `InspectedResponse` fields with a response's text, made of its messages.
+    """Return the `InspectedResponse` fields `response` and `is_verbatim` for a response of
+    messages.
 
     The text counts as it was generated (`is_verbatim`) only if it is a single message that has
-    neither calls of tools nor reasoning in a field of its own.
+    neither tool calls nor a separate field for reasoning.
     """
     only = messages[0] if len(messages) == 1 else {"tool_calls": True}
     is_verbatim = not only.get("tool_calls") and not only.get("reasoning_content")
@@ -122,14 +129,16 @@ def _text_or_messages(row: Row, key: str) -> str | Sequence[Mapping[str, Any]]:
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Join messages to one text without a chat template. A single message gives its text alone."""
+    """Join messages to one text, without a chat template. A single message becomes its content
+    alone.
+    """
     if len(messages) == 1:
         return _content_of(messages[0])
     return "\n".join(f"{message.get('role')}: {_content_of(message)}" for message in messages)
 
 
 def _content_of(message: Mapping[str, Any]) -> str:
-    """A message's reasoning, its text and its calls of tools, in this order."""
+    """Return a message's reasoning, its text and its tool calls as one text, in this order."""
     content = message.get("content")
     if isinstance(content, list):  # parts of a message; a picture has no text
         texts = (part.get("text") for part in content if isinstance(part, Mapping))
@@ -140,13 +149,15 @@ def _content_of(message: Mapping[str, Any]) -> str:
 
 
 def entry_or_none(row: Row, key: str) -> Any:
-    """The entry of a column, or None if it is missing, null or NaN. Tables write NaN for null."""
+    """Return the entry of a column, or None if it is missing, null or NaN. Tables write NaN for
+    null.
+    """
     value = row.get(key)
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def row_number(row: Row, key: str) -> float:
-    """The finite number in a column. true and false count as 1 and 0.
+    """Return the finite number in a column. true and false count as 1 and 0.
 
     Raises: RowError: the entry is not such a number.
     """
@@ -159,10 +170,8 @@ def row_number(row: Row, key: str) -> float:
 def row_reward(row: Row, keys: Sequence[str]) -> float:
     """Return a row's reward: the sum of the columns `keys`.
 
-    The key `a.b` means the entry b of the mapping in column a.
-
-    If there are several columns, some may be null or NaN, as when one of TRL's reward functions has
-    no verdict.
+    The key `a.b` means the entry b of the mapping in column a. If there are several columns, some
+    may be null or NaN: one of TRL's reward functions may have given no reward.
 
     Raises: RowError: no column has a number, or one has something else.
     """
@@ -180,14 +189,15 @@ def row_reward(row: Row, keys: Sequence[str]) -> float:
 
 
 def whole_number(value: Any) -> int | None:
-    """The value as an int if it is a whole number, also one in a float; None for anything else."""
+    """Return the value as an int if it is a whole number, even a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def flag_of(row: Row, key: str) -> bool | None:
-    """The flag in a column, or None if there is none. 1, 0 and the texts true and false count.
+    """Return the flag in a column, or None if the row has none. 1, 0 and the texts true and false
+    count.
 
     Raises: RowError: the entry is something else.
     """
@@ -201,16 +211,18 @@ def flag_of(row: Row, key: str) -> bool | None:
 
 
 def is_cut_short(reason: object) -> bool | None:
-    """Whether an engine's finish reason means that a limit cut the response. None stays None."""
+    """Whether an engine's finish reason says that a limit cut the response; None without a
+    reason.
+    """
     return None if reason is None else str(reason).lower() in _CUT_SHORT
 
 
 def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
-    """The list in a column as a tuple, or None if the row has none.
+    """Return the list in a column as a tuple, or None if the row has none.
 
     Args:
-        kind: the type of the entries. For float, null becomes NaN. For int, they are ids or lengths
-            from 0 up. For bool, 1 and 0 count.
+        kind: the type of the items. Float: null becomes NaN. Int: ids or lengths, not negative.
+            Bool: 1 and 0 count.
 
     Raises: RowError: the entry is not a list, or has an item of another type.
     """
@@ -240,16 +252,17 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
 
 
 def answer_of(row: Row, key: str) -> str | None:
-    """The reference answer as text, or None if the row has none."""
+    """Return the reference answer in a column as text, or None if the row has none."""
     value = entry_or_none(row, key)
     return None if value is None else value_text(value)
 
 
 def check_lists(response: InspectedResponse) -> InspectedResponse:
-    """Check a response's per-token lists, and drop those with a number that is not finite.
+    """Check a response's per-token lists, and return the response without lists that are not
+    finite.
 
     The names of dropped lists go into `not_finite`. Only numbers of sampled tokens matter: in a
-    list with other numbers that are not finite, all numbers of an environment's tokens become 0.
+    list whose other numbers are not finite, all numbers of an environment's tokens become 0.
 
     Raises: RowError: two lists differ in length. The message names both.
     """

@@ -2,8 +2,8 @@
 
 Every figure is a function of sums over groups (the responses to one prompt of one step), so its
 interval is a bootstrap over groups. A token's return is the discounted sum of the rewards from this
-token on, which is the response's discounted reward if it has only one. The critic should predict
-the return, whatever lambda it was trained with.
+token on. If only the last token has a reward, it is that reward, discounted. The critic should
+predict the return, whatever lambda it was trained with.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TINY = 1e-12  # share of the mean square: float arithmetic may leave this of a 
 def bootstrap_over_groups(
     table: Mapping[str, np.ndarray], *, seed: int, num_resamples: int
 ) -> Bootstrap:
-    """Return a bootstrap over groups, or over random bags of groups if there are very many.
+    """Return a bootstrap over groups. Above 2000 groups, it draws random bags of groups instead.
 
     Args:
-        table: name -> a number for each group.
+        table: name -> an array with a number for each group.
     """
     draw = np.random.default_rng(seed)
     num_groups = len(next(iter(table.values())))
@@ -41,9 +41,9 @@ def bootstrap_over_groups(
 
 @dataclass(frozen=True)
 class CriticFigures:
-    """Figures of values V against returns R, over all tokens unless stated otherwise.
+    """A critic's figures: its values V against the returns R, over all tokens if nothing is said.
 
-    explained                  1 - Var(R - V) / Var(R) of all tokens together
+    explained                  1 - Var(R - V) / Var(R)
     explained_unshifted        1 - E[(R - V)^2] / Var(R); a constant shift counts as an error
     bias                       E[V - R]
     slope, intercept           of the line that predicts R from V; 1 and 0 if V is calibrated
@@ -58,10 +58,11 @@ class CriticFigures:
                                than V does, over the tokens that have both
     by_length                  the share of V's variance that position and response length explain,
                                as estimated on other groups
-    return_by_length           the same share of R's variance
-    explained_beyond_length    `explained`, of what position and length do not explain of V and R
-    length_correlation         of a response's mean value with its length
-    reward_length_correlation  of a response's reward with its length
+    return_by_length           the share of R's variance that position and response length explain
+    explained_beyond_length    `explained` for the parts of V and R that position and length do not
+                               explain
+    length_correlation         correlation of a response's mean value with its length
+    reward_length_correlation  correlation of a response's reward with its length
     later_share                the share of tokens that are not the first of their response
     """
 
@@ -93,7 +94,11 @@ class CriticFigures:
 
 
 def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> CriticFigures | None:
-    """Compute all figures; None if there are no tokens."""
+    """Compute all figures of a critic from its tokens' values and returns; None without tokens.
+
+    Args:
+        seed: for the bootstrap and its intervals.
+    """
     if not len(tokens.values):
         return None
     v, r = tokens.values, tokens.returns
@@ -103,7 +108,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
     rounding = _TINY * float(np.square(r).max() or 1.0)
 
     def nonzero(variance: Any) -> Any:
-        """The variance, or NaN if it is so small that it may be rounding alone."""
+        """Return the variance, or NaN where it is so small that it may be a rounding error."""
         return np.where(variance > rounding, variance, np.nan)
 
     return CriticFigures(
@@ -156,9 +161,10 @@ def _token_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 
 
 def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Sums for the figures between groups, which use first values, and for those within groups.
+    """Return sums for each group, from which the figures between and within groups are computed.
 
-    Both are over groups of two responses or more; `within_all_v` is over all groups.
+    Figures between groups compare the values before the first token. Groups with one response count
+    as 0, except in `within_all_v`.
     """
     v, r, num = tokens.values, tokens.returns, tokens.num_groups
     n = np.maximum(tokens.by_group(np.ones_like(v)), 1)
@@ -189,9 +195,10 @@ def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 
 
 def _sibling_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Sums of R, of R - V and of R less the siblings' mean reward, each with its squares.
+    """Return for each group the sums and sums of squares that `_siblings_ahead` compares.
 
-    They are over the tokens of groups of two responses or more.
+    The columns are R, R - V, and R less the mean reward of the group's other responses. Groups with
+    one response count as 0.
     """
     size = np.bincount(tokens.row_groups, minlength=tokens.num_groups)
     total = np.bincount(tokens.row_groups, weights=tokens.rewards, minlength=tokens.num_groups)
@@ -215,22 +222,23 @@ def _siblings_ahead(s: Sums) -> Any:
 
 
 def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Squares of what position and response length do not explain of V, of R and of V - R.
+    """Return for each group the sums of squares that position and length leave unexplained.
 
-    Tokens of about equal position and response length share a cell. A token's residual is its
-    number less the mean over the other groups' tokens in its cell, or less the mean of all tokens
-    if no other group is in the cell. A mean with the token's own group in it would explain the
-    more, the fewer groups there are.
+    They are the squared residuals of V, of R and of V - R. Tokens of about equal position and
+    response length share a bin. A token's residual is its number less the mean over the other
+    groups' tokens in its bin, or less the mean of all tokens if no other group is in the bin. The
+    token's own group is left out, because a mean with it would explain the more, the fewer groups
+    there are.
     """
     max_bins = min(8, max(1, tokens.num_groups // _GROUPS_IN_BIN))
     lengths = even_bins(tokens.lengths, max_bins=max_bins)
     places = even_bins(tokens.position, max_bins=32)
-    cell = lengths[tokens.row] * (int(places.max()) + 1) + places
-    group_cell = np.unique(cell * tokens.num_groups + tokens.group, return_inverse=True)[1]
+    bins = lengths[tokens.row] * (int(places.max()) + 1) + places
+    group_bin = np.unique(bins * tokens.num_groups + tokens.group, return_inverse=True)[1]
 
     def sum_over_others(x: np.ndarray) -> np.ndarray:
-        own_group = np.bincount(group_cell, weights=x)[group_cell]
-        return np.bincount(cell, weights=x)[cell] - own_group
+        own_group = np.bincount(group_bin, weights=x)[group_bin]
+        return np.bincount(bins, weights=x)[bins] - own_group
 
     n = sum_over_others(np.ones_like(tokens.values))
 
@@ -243,7 +251,8 @@ def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 
 
 def even_bins(x: np.ndarray, *, max_bins: int) -> np.ndarray:
-    """The number of each entry's bin, where at most `max_bins` bins have about as many entries.
+    """Return the number of each entry's bin, for at most `max_bins` bins with about as many entries
+    each.
 
     Equal entries share a bin.
     """
@@ -253,7 +262,10 @@ def even_bins(x: np.ndarray, *, max_bins: int) -> np.ndarray:
 
 
 def _row_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Sums of the responses' length, mean value and reward, with squares and products."""
+    """Return for each group the sums of its responses' length, mean value and reward.
+
+    Sums of their squares, and of their products with the length, are added.
+    """
     num = np.maximum(np.bincount(tokens.row, minlength=len(tokens.rewards)), 1)
     mean = np.bincount(tokens.row, weights=tokens.values, minlength=len(num)) / num
     length, reward = tokens.lengths.astype(float), tokens.rewards

@@ -1,4 +1,4 @@
-"""All counts, sums and figures of a stream of responses, collected in one pass over it."""
+"""Collect all counts, sums and figures of a stream of responses, in one pass over it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vapo.studies.inspection.groups import GroupFigures
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.running import Part, RunningParts, RunningSums, TokenColumns
 
-MAX_PARTS = 40  # points of a comparison over time
+MAX_PARTS = 40  # most points of a comparison over time
 MAX_RUNS = 8  # files that are judged one by one
 _SHOWN_BAD_ROWS = 10
 _ALIGNED_GROUPS = 500  # groups in the test of values off by one, at least, and at most twice these
@@ -33,7 +33,9 @@ _ARRAY_COST = 32  # tokens that take as much memory as the array object of one r
 
 @dataclass(frozen=True)
 class PartFindings:
-    """One step of a file, or a file that has no steps."""
+    """The findings about one training step in one file, or about a whole file if it has no
+    steps.
+    """
 
     file: str
     step: int | None
@@ -51,16 +53,18 @@ class Findings:
     """All counts, sums and figures of a stream of responses, and a sample of it.
 
     Attributes:
-        sums, groups: sums and group figures over all responses.
+        sums: counts and sums over all responses.
+        groups: figures of the groups' rewards, over all responses.
         critic: figures of the values, over `tokens`. Both are None if there are no values.
         alignment: whether each value stands at its token; None if there are no values.
-        advantages: whether the advantages were made of the values at the same places.
-        return_correlations: of values and returns at shifts -1, 0 and 1. They do not decide
-            whether values are off by one.
-        parts: the steps or files in their order, empty if there is only one. If there are more
-            than MAX_PARTS, these are the first, the last and others evenly spread.
-        sample: whole responses of some groups.
-        is_whole: whether `tokens` are those of all responses with values.
+        advantages: whether the advantages were computed from the values at the same tokens; None if
+            there are no values.
+        return_correlations: correlations of values and returns at shifts -1, 0 and 1. They do not
+            decide whether values are off by one. None if there are no values.
+        parts: the findings of each step or file, in their order; empty if there is only one. At
+            most MAX_PARTS are here: the first, the last and evenly spread ones between.
+        sample: some groups, each with all of its responses.
+        is_whole: whether `tokens` has the tokens of all responses with values.
         gamma: the discount of the rewards.
         bad_rows: the first of the `num_bad_rows` rows that could not be read.
         runs: the findings of each file, if there are 2 to MAX_RUNS files that are not the steps of
@@ -111,13 +115,13 @@ def collect_findings(
     seed: int = 0,
     max_tokens: int = _FIGURE_TOKENS,
 ) -> Findings:
-    """Read the stream once and compute everything about it.
+    """Read a stream of responses once, and compute all counts, sums and figures of it.
 
     Args:
         gamma: the discount of the rewards.
-        seed: of the samples of groups, and of the bootstraps.
-        max_tokens: figures with intervals use whole groups of at most this many tokens; sums use
-            all responses.
+        seed: for the samples of groups and the bootstraps.
+        max_tokens: figures with intervals use a random sample of whole groups with at most this
+            many tokens. Sums use all responses.
     """
     stream = RunningParts()
     sample = GroupSample[InspectedResponse](min(max_tokens, _SAMPLE_TOKENS), seed)
@@ -183,9 +187,9 @@ def _findings_of(
 def _responses_to_align(
     sample: Mapping[GroupKey, list[InspectedResponse]],
 ) -> Iterator[InspectedResponse]:
-    """Return the responses with values of evenly spread groups, for the off-by-one tests.
+    """Yield the responses with values of evenly spread groups, for the off-by-one tests.
 
-    No two of these groups share a name.
+    Each gets its group's number as the name of its group, so that no two groups share a name.
     """
     groups = [group for group in sample.values() if any(x.values is not None for x in group)]
     for number, group in enumerate(groups[:: max(1, len(groups) // _ALIGNED_GROUPS)]):
@@ -195,13 +199,13 @@ def _responses_to_align(
 
 
 def part_of(response: InspectedResponse) -> Part:
-    """The table of a response, and its step, which may be None."""
+    """Return a response's table and its step, which may be None."""
     table = response.table or response.place.rpartition(", row ")[0] or response.place
     return table, response.step
 
 
 def _is_one_run(parts: Iterable[Part]) -> bool:
-    """Whether all parts have steps, and no step is in two files."""
+    """Whether the parts are the steps of one run: all have steps, and no step is in two files."""
     steps = [step for _, step in parts]
     return None not in steps and len(set(steps)) == len(steps)
 
@@ -213,10 +217,10 @@ def _parts(
     gamma: float,
     seed: int,
 ) -> list[PartFindings]:
-    """The findings of each part, or of MAX_PARTS evenly spread ones.
+    """Return the findings of each part, or of MAX_PARTS evenly spread ones.
 
     Parts are sorted by file, in the order in which the files came, and then by step. If the files
-    are the steps of one run, they are sorted by step alone.
+    are the steps of one run, parts are sorted by step alone.
     """
     names = list(dict.fromkeys(file for file, _ in sums))
     is_one_run = _is_one_run(sums)

@@ -1,7 +1,7 @@
-"""The known forms of rollouts. A form is recognised by its rows' columns and has its own reader.
+"""The known formats of rollout files. A format is recognised by its columns and has its own reader.
 
-docs/inspect.md says for each form from which version of a framework it was taken. Further columns
-of a file are ignored.
+docs/inspect.md says from which version of a framework each format was taken. Further columns of a
+file are ignored.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from vapo.studies.inspection.trl import completions
 
 @dataclass(frozen=True)
 class Format:
-    """A form of rows.
+    """A known format of rollout files, with the function that reads its rows.
 
     Args:
-        name: the form's name in messages.
+        name: the format's name in messages.
         columns: the columns that a row must have.
         read_row: returns the responses of a row. Raises: RowError.
         notes: what a reader of figures from such files has to know.
@@ -49,11 +49,11 @@ class Format:
 
 
 def recognise(row: Row) -> Format | None:
-    """The first form whose columns the row has, or None."""
+    """Return the first format whose columns the row has, or None."""
     return next((form for form in FORMATS if form.fits(row)), None)
 
 
-# ---- the plain form, and our own file --------------------------------------------------------
+# ---- the plain format, and our own file ------------------------------------------------------
 
 
 def _plain(row: Row, place: RowPlace) -> list[InspectedResponse]:
@@ -85,7 +85,10 @@ def _plain(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def _sampled_flags(row: Row) -> tuple[bool, ...] | None:
-    """Whether each token was sampled. Files that vapo writes have lengths of turns instead."""
+    """Return whether each token was sampled, or None if the row does not tell.
+
+    Files that vapo writes have the lengths of turns instead of a flag for each token.
+    """
     num_observed = entries(row, "turn_observed", int)
     num_sampled = entries(row, "turn_sampled", int)
     if num_observed is None or num_sampled is None:
@@ -95,9 +98,9 @@ def _sampled_flags(row: Row) -> tuple[bool, ...] | None:
 
 
 def _token_rewards(row: Row) -> tuple[float, ...] | None:
-    """The reward of each token, or None.
+    """Return the reward of each token, or None if the row has only one reward.
 
-    Files that vapo writes have a reward for each turn instead, which its last token gets.
+    Files that vapo writes have a reward for each turn instead; the turn's last token gets it.
     """
     rewards, num_sampled = entries(row, "turn_rewards", float), entries(row, "turn_sampled", int)
     num_observed = entries(row, "turn_observed", int)
@@ -111,7 +114,9 @@ def _token_rewards(row: Row) -> tuple[float, ...] | None:
 
 
 def _verl(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a row of verl. Newer versions have a `uid` of the form `{prompt}_{session}_{output}`."""
+    """Read a row of verl. In newer versions its `uid` has the form
+    `{prompt}_{session}_{output}`.
+    """
     prompt, uid = place.prompt(row, "input"), entry_or_none(row, "uid")
     return [
         place.response(
@@ -126,10 +131,13 @@ def _verl(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def session_of(row: Row | str) -> str | None:
-    """The name of a verl row's session, or None for other forms and older versions.
+    """Return the name of the session of a verl row; None for other formats and older versions.
 
     An agent loop writes a row for each of its outputs. The rows of a session follow one another,
     and the last has its score (`compute_advantage_for_multi_trajectories` of verl 0.9.1).
+
+    Args:
+        row: the row, or a text that says why it cannot be read.
     """
     if isinstance(row, str) or not _VERL.fits(row) or not isinstance(uid := row.get("uid"), str):
         return None
@@ -152,7 +160,7 @@ def _openrlhf(row: Row, place: RowPlace) -> list[InspectedResponse]:
 def _results(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """Read a row of verifiers' or prime-rl's results.
 
-    Several turns become one text, and only a single turn has token ids.
+    Several turns become one text. Only a response of a single turn has token ids.
     """
     if row.get("error"):
         raise RowError(f"ended in an error: {str(row['error']).splitlines()[0]:.100}")

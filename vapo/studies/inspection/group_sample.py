@@ -1,4 +1,7 @@
-"""A random sample of whole groups from a stream of responses, which may come in any order."""
+"""Draw a random sample of whole groups from a stream of responses, which may come in any order.
+
+A group is the responses to one prompt of one step.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ import numpy as np
 
 from vapo.studies.inspection.responses import InspectedResponse
 
-GroupKey = tuple[str, str]  # the part of the stream (a step, a file), and the group's name in it
+GroupKey = tuple[str, str]  # the name of a part (a step, a file), and of the group in that part
 
 T = TypeVar("T")
 
 
 class ResponseValues(NamedTuple):
-    """A response's reward, and the values and rewards of its sampled tokens.
+    """A response's reward, with the values and rewards of its sampled tokens.
 
-    `values` are in float32. `token_rewards` is None if the file has no rewards along the way.
+    `values` are in float32. `token_rewards` is None if the file has no rewards for single tokens.
     """
 
     values: np.ndarray
@@ -31,11 +34,11 @@ class ResponseValues(NamedTuple):
 
 @dataclass
 class GroupSample(Generic[T]):
-    """A random sample of groups which holds at most `max_tokens` tokens, or a single group.
+    """A random sample of groups that holds at most `max_tokens` tokens, or else a single group.
 
-    Each group has a random number, made of its name and `seed`. When there are too many tokens, the
-    group with the largest number is dropped, and the sample takes no further group with that number
-    or a larger one. So a dropped group never comes back, and no group of the sample lacks a
+    Each group has a random number, made from its name and `seed`. When there are too many tokens,
+    the group with the largest number is dropped, and the sample takes no further group with that
+    number or a larger one. So a dropped group never comes back, and no group of the sample lacks a
     response. If all groups together fit into `max_tokens`, the sample has all of them.
     """
 
@@ -53,11 +56,16 @@ class GroupSample(Generic[T]):
         return self._limit is None
 
     def first(self, key: GroupKey) -> T | None:
-        """The item of a group that was added first; None if the sample does not have the group."""
+        """Return the first item that was added to a group; None if the group is not in the
+        sample.
+        """
         return self._groups[key][0] if key in self._groups else None
 
     def add(self, key: GroupKey, item: T, num_tokens: int) -> None:
-        """Add an item, which counts as `num_tokens`, unless its group was dropped before."""
+        """Add an item that takes `num_tokens` of the budget, unless its group was dropped before.
+
+        Then drop groups until the sample fits into its budget again.
+        """
         if key not in self._groups:
             number = self._number(key)
             if self._limit is not None and number >= self._limit:
@@ -74,7 +82,7 @@ class GroupSample(Generic[T]):
             self.num_tokens -= self._costs.pop(dropped)
 
     def groups(self) -> dict[GroupKey, list[T]]:
-        """The groups of the sample, in the order in which they came."""
+        """Return the groups of the sample, in the order in which they came."""
         return dict(self._groups)
 
     def _number(self, key: GroupKey) -> int:
@@ -83,13 +91,15 @@ class GroupSample(Generic[T]):
 
 
 def num_tokens(response: InspectedResponse) -> int:
-    """The number of a response's tokens, estimated from its text if no column counts them."""
+    """Return the number of a response's tokens, estimated from its text if no column counts
+    them.
+    """
     column = _token_column(response)
     return max(1, len(response.response) // 4 if column is None else len(column))
 
 
 def _num_prompt_tokens(response: InspectedResponse) -> int:
-    """The number of a prompt's tokens, estimated from its text if the file has no ids."""
+    """Return the number of a prompt's tokens, estimated from its text if the file has no ids."""
     ids = response.prompt_ids
     return len(response.prompt) // 4 if ids is None else len(ids)
 
@@ -99,7 +109,9 @@ def share_prompt(
 ) -> tuple[InspectedResponse, int]:
     """Return the response and the number of tokens that it adds to memory.
 
-    If its prompt equals the sibling's, both share one prompt object, which then adds nothing.
+    Args:
+        sibling: another response of its group. If both prompts are equal, the returned response
+            shares the sibling's prompt object, which then adds nothing to memory.
     """
     prompt = (response.prompt, response.prompt_ids)
     if sibling is None or prompt != (sibling.prompt, sibling.prompt_ids):
@@ -109,7 +121,7 @@ def share_prompt(
 
 
 def _token_column(response: InspectedResponse) -> Sequence[object] | None:
-    """A column with one entry for each token, or None if the response has no such column."""
+    """Return a column with one entry for each token, or None if the response has no such column."""
     columns = (response.response_ids, response.values, response.logprobs, response.tokens)
     return next((column for column in columns if column is not None), None)
 
@@ -118,10 +130,14 @@ def _token_column(response: InspectedResponse) -> Sequence[object] | None:
 class Tokens:
     """The sampled tokens of all responses that have values, one after the other.
 
-    Arrays with an entry for each token are `values`, `returns`, `position` (how many sampled tokens
-    of the response come before it), `row` (the response's number) and `group`. Arrays with an entry
-    for each response are `rewards`, `lengths` in sampled tokens, and `row_groups`. Groups are
-    numbered from 0.
+    Attributes:
+        values, returns: of each token.
+        position: for each token, how many sampled tokens of its response come before it.
+        row: for each token, its response's number, an index into `rewards`, `lengths` and
+            `row_groups`.
+        rewards: of each response.
+        lengths: the number of sampled tokens of each response.
+        row_groups: the number of each response's group, counted from 0.
     """
 
     values: np.ndarray
@@ -138,32 +154,32 @@ class Tokens:
         return self.row_groups[self.row]
 
     def by_group(self, x: np.ndarray) -> np.ndarray:
-        """Sum a column of the tokens over each group."""
+        """Sum a column with an entry for each token over the tokens of each group: [num_groups]."""
         return np.bincount(self.group, weights=x, minlength=self.num_groups)
 
 
 def is_sampled(response: InspectedResponse, length: int) -> np.ndarray:
-    """Whether the policy sampled each of the response's first `length` tokens."""
+    """Return whether the policy sampled each of the response's first `length` tokens."""
     if response.is_sampled is None:
         return np.ones(length, dtype=bool)
     return np.asarray(response.is_sampled[:length], dtype=bool)
 
 
 def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
-    """The places of the tokens that the policy sampled, among the response's first `length`."""
+    """Return the indices of the sampled tokens among the response's first `length` tokens."""
     return np.flatnonzero(is_sampled(response, length))
 
 
 def sampled_entries(
     response: InspectedResponse, column: Sequence[float], dtype: type[np.floating[Any]] = np.float64
 ) -> np.ndarray:
-    """The entries of a per-token column that belong to sampled tokens."""
+    """Return the entries of a per-token column that belong to sampled tokens."""
     entries = np.asarray(column, dtype=dtype)
     return entries if response.is_sampled is None else entries[np.asarray(response.is_sampled)]
 
 
 def response_length(response: InspectedResponse) -> int | None:
-    """The number of sampled tokens, or None if no column counts the tokens."""
+    """Return the number of sampled tokens, or None if no column counts the tokens."""
     column = _token_column(response)
     if column is None or response.is_sampled is None:
         return None if column is None else len(column)
@@ -179,7 +195,7 @@ def response_values(response: InspectedResponse) -> ResponseValues | None:
 
 
 def sampled_rewards(response: InspectedResponse) -> np.ndarray | None:
-    """The reward along the way of each sampled token, or None if the file has no such rewards.
+    """Return the reward of each sampled token; None if the file has no rewards for single tokens.
 
     A reward on an environment's token counts for the last sampled token before it. Rewards before
     the first sampled token are dropped.
@@ -193,9 +209,9 @@ def sampled_rewards(response: InspectedResponse) -> np.ndarray | None:
 
 
 def returns_of(response: ResponseValues, gamma: float) -> np.ndarray:
-    """The Monte-Carlo return R_t = r_t + gamma * R_(t + 1) at each sampled token.
+    """Return the Monte-Carlo return R_t = r_t + gamma * R_(t + 1) at each sampled token.
 
-    If there are no rewards along the way, the response's reward stands on the last token.
+    If there are no rewards for single tokens, the last token gets the response's reward.
     """
     if response.token_rewards is None:
         return response.reward * gamma ** np.arange(len(response.values) - 1, -1, -1.0)
@@ -204,7 +220,7 @@ def returns_of(response: ResponseValues, gamma: float) -> np.ndarray:
 
 
 def tokens_of(groups: Mapping[GroupKey, Sequence[ResponseValues]], *, gamma: float) -> Tokens:
-    """Join the tokens of all groups into arrays, with returns discounted by gamma."""
+    """Join the tokens of all groups into one `Tokens`, with returns discounted by gamma."""
     columns: dict[str, list[np.ndarray]] = {"values": [], "returns": [], "position": [], "row": []}
     rewards, lengths, row_groups = list[float](), list[int](), list[int]()
     for number, group in enumerate(groups.values()):

@@ -1,4 +1,4 @@
-"""Figures of the rewards of groups, by sums over a stream of responses. They need no critic."""
+"""Figures of the rewards of groups, from sums over a stream of responses. They need no critic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _TINY = 1e-12
 
 @dataclass
 class Groups:
-    """Five sums of rewards for each group: count, sum, sum of squares, lowest and highest."""
+    """Collects five sums of rewards for each group: count, sum, sum of squares, lowest and
+    highest.
+    """
 
     _number: dict[str, int] = field(default_factory=dict)
     _count: array[float] = field(default_factory=lambda: array("d"))
@@ -39,7 +41,9 @@ class Groups:
         self._high[number] = max(self._high[number], reward)
 
     def extend(self, other: Groups) -> None:
-        """Append the other's groups, which must all be new. No reward may be added afterwards."""
+        """Append another's groups, which must all be new here. No reward may be added
+        afterwards.
+        """
         for column, addition in zip(self._columns, other._columns, strict=True):
             column.extend(addition)
 
@@ -51,7 +55,8 @@ class Groups:
         """Compute the figures of all groups' rewards.
 
         Args:
-            best: the highest reward of the whole stream.
+            best: the highest reward in the whole stream.
+            seed: for the bootstraps.
         """
         n, s, ss, low, high = (np.frombuffer(x) for x in self._columns)
         several = n >= 2
@@ -93,13 +98,18 @@ class Groups:
 class GroupFigures:
     """Figures of the groups' rewards.
 
-    All but `num_groups` and `size_mean` are over the `num_several` groups that have two responses
-    or more. `all_equal` is the share of them whose rewards are all equal, so that a comparison
-    within groups learns nothing from them. In `all_best` of them all rewards are the best reward
-    that any response has. `prompt_share` is the share of the rewards' variance that lies between
-    prompts, which is the most that a critic of the prompt alone can explain. `left_out_mean` is the
-    variance that the mean of a response's siblings explains, which a method without a critic
-    subtracts.
+    All but `num_groups` and `size_mean` are over the groups with two responses or more.
+
+    Attributes:
+        num_several: the number of groups with two responses or more.
+        size_mean: responses in a group, on average.
+        all_best: the share of groups in which all rewards are the best reward of any response.
+        all_equal: the share of groups whose rewards are all equal, so that a comparison within the
+            group learns nothing.
+        prompt_share: the share of the rewards' variance that lies between prompts, which is the
+            most that a critic of the prompt alone can explain.
+        left_out_mean: the share of the variance that the mean reward of the group's other responses
+            explains. A method without a critic subtracts that mean.
     """
 
     num_groups: int

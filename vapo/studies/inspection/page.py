@@ -1,4 +1,4 @@
-"""The inspection as one page: verdicts, charts over steps, and responses with token values."""
+"""Write an inspection as one page: verdicts, charts over steps, and responses with token values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,17 @@ def inspection_page(
     size: PageSize,
     seed: int,
 ) -> str:
-    """Return the page's HTML."""
+    """Return the inspection as one HTML page, with all data, scripts and styles inside.
+
+    Args:
+        title: the page's title.
+        facts: name -> text, for the head of the page.
+        notes: what the files lack, and how they were read.
+        tokenizer: makes texts of token ids; None if there is none.
+        truth: what continuations of some responses earned; None if this was not measured.
+        size: how many groups, responses and tokens are shown.
+        seed: for the random choice of groups.
+    """
     tokens = findings.tokens
     measured_groups: list[GroupKey] = [] if truth is None else truth.groups(findings)
     cards = cards_data(
@@ -229,7 +239,7 @@ def _has_steps(findings: Findings) -> bool:
 
 
 def _course(findings: Findings) -> Iterator[dict[str, Any]]:
-    """Yield charts over steps, or over files numbered from 1 if there are no steps."""
+    """Yield charts of figures over steps, or over files numbered from 1 if there are no steps."""
     parts = findings.parts
     if len(parts) < 2:
         return
@@ -262,7 +272,7 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
 
 
 def _course_figures() -> Iterator[tuple[str, Any, str]]:
-    """Yield (chart title, function of a part that returns its figure or None, text below)."""
+    """Yield (chart title, function from a part to its figure or None, text below the chart)."""
 
     def critic_figure(name: str) -> Any:
         return lambda part: None if part.critic is None else getattr(part.critic, name)

@@ -1,6 +1,6 @@
-"""Tables of the sampled tokens for the page's charts: by position, by value, by response length.
+"""Make tables of sampled tokens for the page's charts: by position, by value, by response length.
 
-Their columns are those of a run's value pages (vapo/diagnostics/position_profiles.py). That module
+A run's value pages have the same columns (vapo/diagnostics/position_profiles.py). That module
 computes them from tensors; this one does not need torch.
 """
 
@@ -16,14 +16,17 @@ from vapo.studies.inspection.figures import even_bins
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import Tokens, response_length
 
-Profile = dict[str, list[Any]]
+Profile = dict[str, list[Any]]  # the columns of a table
 _POSITION_BINS = 64
 _VALUE_BINS = 12
 _LENGTH_BINS = 8
 
 
 def position_table(tokens: Tokens) -> Profile:
-    """Means over the tokens in each bin of positions. `position` is the first one of the bin."""
+    """Return means over the tokens in each bin of positions.
+
+    The column `position` has the first position of each bin.
+    """
     bin_tokens = math.ceil((int(tokens.position.max()) + 1) / _POSITION_BINS)
     bins = tokens.position // bin_tokens
     present = np.unique(bins)
@@ -45,7 +48,7 @@ def position_table(tokens: Tokens) -> Profile:
 
 
 def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
-    """The mean return of the tokens in each range of values, with a 95 % interval.
+    """Return the mean return of the tokens in each range of values, with a 95 % interval.
 
         se^2 = K / (K - 1) * sum_k (sum over tokens t of group k of (R_t - mean))^2 / n^2
 
@@ -61,11 +64,11 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
     present = np.unique(bins)
     mean, _ = _means(tokens.returns, bins)
     count = np.bincount(bins, minlength=_VALUE_BINS)
-    cell = tokens.group * _VALUE_BINS + bins
+    group_bin = tokens.group * _VALUE_BINS + bins
     shape = (tokens.num_groups, _VALUE_BINS)
     size = tokens.num_groups * _VALUE_BINS
-    residuals = np.bincount(cell, weights=tokens.returns - mean[bins], minlength=size)
-    hits = (np.bincount(cell, minlength=size).reshape(shape) > 0).sum(axis=0)
+    residuals = np.bincount(group_bin, weights=tokens.returns - mean[bins], minlength=size)
+    hits = (np.bincount(group_bin, minlength=size).reshape(shape) > 0).sum(axis=0)
     squares = (residuals.reshape(shape) ** 2).sum(axis=0)
     k = hits[present]  # a single group has no interval, whatever its error
     errors = np.sqrt(k / np.maximum(k - 1, 1) * squares[present]) / count[present]
@@ -89,7 +92,10 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
 
 
 def length_table(findings: Findings) -> Profile:
-    """Mean reward and mean value in bins of response lengths with about equally many responses."""
+    """Return mean reward and mean value by response length; {} if all lengths are equal.
+
+    The bins of lengths have about equally many responses.
+    """
     if (tokens := findings.tokens) is not None:
         lengths, rewards = tokens.lengths.tolist(), tokens.rewards.tolist()
         values = np.full(len(lengths), math.nan)
@@ -115,7 +121,7 @@ def length_table(findings: Findings) -> Profile:
 
 
 def _means(x: np.ndarray, bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and the population variance of each bin's entries; NaN if a bin is empty."""
+    """Return the mean and the population variance of each bin's entries; NaN if a bin is empty."""
     with np.errstate(invalid="ignore"):
         count = np.bincount(bins)
         mean = np.bincount(bins, weights=x) / count

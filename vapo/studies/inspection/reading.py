@@ -1,4 +1,4 @@
-"""A stream of responses from anybody's rollouts, with notes on what their files lack."""
+"""Read a stream of responses from anybody's rollouts, with notes on what their files lack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TRL = next(form for form in FORMATS if "TRL" in form.name)
 _FORMAT_ERRORS = (
     ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
 )  # fmt: skip
-_MAX_UNKNOWN_ROWS = 20  # rows of unknown form before the reader gives up a file
+_MAX_UNKNOWN_ROWS = 20  # rows of unknown format before the reader gives up a file
 _RANK_COLUMNS = ("rank", "rollout_id", "sample_indices")  # of slime's older files
 _COUNTED = ("values", "logprobs", "advantages", "returns", "response_ids", "step")
 _WITHOUT = {
@@ -51,11 +51,13 @@ _WITHOUT = {
 
 @dataclass
 class _File:
-    """One file and its rows, which all have one form.
+    """One file and its rows, which all have one format.
 
     Args:
         table: the name of the table that this file belongs to.
-        groups: files with this name in common share the names of groups.
+        groups: files with an equal name here share the names of groups.
+        step: the training step in the file's path, if there is one.
+        path: None if the rows were passed as data.
     """
 
     name: str
@@ -67,18 +69,21 @@ class _File:
 
 
 class ResponseReader:
-    """An iterator over the responses of files or of data. An unreadable row becomes a `BadRow`.
+    """Iterates over the responses of files or of data. An unreadable row becomes a `BadRow`.
 
-    It can be iterated once. At the end `notes` says which form the files have, and what they lack.
+    It can be iterated once. At the end `notes` says which format the files have, and what they
+    lack.
 
     Args:
+        source: paths of files and folders, or the data itself.
         rewards: the columns whose sum is the reward. If empty, the format decides.
         tokenizer: makes tokens of texts, or texts of tokens, if the file has only one of them.
-        num_ids: how many token ids the model knows that will read the responses. None: unknown.
+        num_ids: the number of token ids that the model which will read the responses knows; None if
+            it is unknown.
         has_critic: whether values are computed later, so that no note says they are missing.
         chat_template_kwargs: variables of the chat template that renders messages.
 
-    Raises: UserError: the source cannot be read, or the only file has no known form.
+    Raises: UserError: the source cannot be read, or the only file has no known format.
     """
 
     def __init__(
@@ -122,10 +127,10 @@ class ResponseReader:
         self.notes += self._final_notes()
 
     def _trl_digest(self, file: _File) -> bytes | None:
-        """A digest of a file of TRL's completions without its steps; None for another form.
+        """Return a digest of a file of TRL's completions, made of all columns but the steps.
 
-        It shows whether a file repeats the previous one, which is certain only at the file's end.
-        The file is therefore read twice, instead of being held in memory.
+        If it equals the previous file's digest, the file repeats that file. It is None for another
+        format. The whole file is read for it, which is certain without holding the file in memory.
         """
         if len(self._files) == 1 or file.path is None or file.path.suffix != ".parquet":
             return None
@@ -158,7 +163,7 @@ class ResponseReader:
             raise UserError(f"{file.name}: no known form of rollouts: {why} (docs/inspect.md)")
 
     def _last_outputs(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
-        """Yield the rows, but only the last row of each of verl's sessions."""
+        """Yield the rows, but of the rows of one verl session only the last."""
         pending: NumberedRow | None = None
         pending_session = None
         for numbered in rows:
@@ -174,7 +179,7 @@ class ResponseReader:
             yield pending
 
     def _is_repeated_sample(self, row: Row) -> bool:
-        """Whether a row is a sample of slime that was already read from another rank's file."""
+        """Whether the row is a sample of slime that was already read from another rank's file."""
         if "response_lengths" not in row:
             return False
         rank, *sample = (whole_number(row.get(key)) for key in _RANK_COLUMNS)

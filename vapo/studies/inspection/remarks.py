@@ -1,4 +1,4 @@
-"""A verdict of `vapo inspect`, its place in the documentation, and helpers for its wording."""
+"""A verdict of `vapo inspect`, with its row in the documentation, and helpers for its wording."""
 
 from __future__ import annotations
 
@@ -33,12 +33,19 @@ INSPECT_ROWS = {
     "inspect-over-time": "inspect: the critic changed",
     "inspect-too-few": "inspect: not enough responses to say",
 }
-"""Anchor -> the first words of its row in the table "Verdicts of vapo inspect"."""
+"""Anchor -> the first words of its row in the documentation's table "Verdicts of vapo inspect"."""
 
 
 @dataclass(frozen=True)
 class Remark:
-    """One verdict: `title` in a few words, `text` with the figures, `advice` on what to do."""
+    """One verdict of `vapo inspect`.
+
+    Attributes:
+        anchor: names the verdict's row in the documentation, a key of `INSPECT_ROWS`.
+        title: the verdict in a few words.
+        text: the figures behind it.
+        advice: what to do; "" if nothing.
+    """
 
     anchor: str
     severity: Severity
@@ -64,7 +71,7 @@ def sentence(text: str) -> str:
 
 
 def short_file_names(files: Sequence[str]) -> dict[str, str]:
-    """File -> the shortest ends of all paths that tell the files apart.
+    """Return file -> the end of its path. All ends have the fewest parts that tell the files apart.
 
     >>> short_file_names(["runs/a/x.jsonl", "runs/b/x.jsonl"])
     {'runs/a/x.jsonl': 'a/x.jsonl', 'runs/b/x.jsonl': 'b/x.jsonl'}

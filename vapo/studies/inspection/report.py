@@ -1,4 +1,4 @@
-"""The inspection of anybody's rollouts, and its results as text, as a page and as numbers."""
+"""The inspection of anybody's rollouts, with its results as text, as a page and as numbers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _MARKS = {"wrong": "WRONG", "note": "note", "good": "good"}
 
 @dataclass(frozen=True)
 class Inspection:
-    """The findings about some rollouts, and the verdicts on them.
+    """The result of an inspection: findings about some rollouts, and the verdicts on them.
 
     Attributes:
         name: what was inspected.
         findings: counts, figures and a sample of the responses.
-        remarks: the verdicts; those that say what is wrong come first.
+        remarks: the verdicts. The ones on faults come first.
         notes: what the files of the responses lack, and how they were read.
         policy, critic: names of the models, for text and page.
         tokenizer: makes texts of the page's token ids.
         truth: what continuations of some responses earned; None if this was not measured.
-        seed: decides the random choice of groups on the page.
+        seed: for the random choice of groups on the page.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Inspection:
     seed: int = 0
 
     def text(self) -> str:
-        """The inspection as text for a terminal, with the rows that could not be read."""
+        """Return the inspection as text for a terminal, with the rows that could not be read."""
         findings = self.findings
         lines = [self.name, *(f"{name}: {text}" for name, text in self._facts().items())]
         lines += [f"note: {note}" for note in self._notes()]
@@ -65,11 +65,11 @@ class Inspection:
         return "\n".join(lines)
 
     def page(self, *, num_groups: int = 6, max_responses: int = 8, max_tokens: int = 20_000) -> str:
-        """The inspection as one HTML file, which needs no network.
+        """Return the inspection as one HTML file, which needs no network.
 
         Args:
             num_groups, max_responses: how many groups are shown, and how many responses of each.
-            max_tokens: response tokens on the page. Each takes about 55 bytes.
+            max_tokens: the most response tokens on the page. Each takes about 55 bytes.
         """
         from vapo.studies.inspection.cards import PageSize
         from vapo.studies.inspection.page import inspection_page
@@ -87,7 +87,7 @@ class Inspection:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The inspection as numbers and texts for JSON. An unknown number is null."""
+        """Return the inspection as numbers and texts for JSON. An unknown number is null."""
         findings, sums = self.findings, self.findings.sums
         return {
             "name": self.name,
@@ -169,12 +169,13 @@ def inspect_responses(
 
     Args:
         name: what the responses are, for titles.
-        policy, critic: names for the page. The values are read with the responses; no critic is
-            run here.
-        truth: how to measure what prefixes are worth; None leaves this out.
+        policy, critic: the models' names for the page. No critic is run: the responses have values
+            already.
+        truth: how to measure the true values of some prefixes; None leaves this out.
         gamma: the discount of the rewards.
         tokenizer: makes texts of the page's token ids.
         notes: what the files of the responses lack. The list may grow until a text or page is made.
+        seed: for samples, bootstraps and the random choice of groups on the page.
 
     Raises: UserError: there is no response, or the truth cannot be measured.
     """
@@ -202,7 +203,7 @@ def inspect_responses(
 
 
 def _numbers(figures: Any) -> dict[str, Any]:
-    """The fields of a dataclass of numbers and figures. A figure becomes [value, low, high]."""
+    """Return the fields of a dataclass for JSON. A figure becomes [value, low, high]."""
     entries: dict[str, Any] = {}
     for field in fields(figures):
         x = getattr(figures, field.name)

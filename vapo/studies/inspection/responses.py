@@ -1,4 +1,4 @@
-"""The record that every format of rollouts becomes: one response, and what the file says of it."""
+"""The record that every format of rollouts becomes: one response, with the file's data on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InspectedResponse:
-    """One response of anybody's rollouts.
+    """One response from anybody's rollouts, in whatever format they were.
 
     Lists have an entry for each response token (`prompt_ids`: for each prompt token). A field is
     None if the file does not have it.
@@ -37,7 +37,7 @@ class InspectedResponse:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that could not be read. The other rows of its file are read nevertheless."""
+    """A row that could not be read. Other rows of its file are still read."""
 
     place: str
     reason: str  # one line: what is wrong with it

@@ -1,6 +1,7 @@
-"""Doubts about the returns of files that may lack rewards along the way.
+"""Doubts about the returns of files that may lack the rewards of single turns or tokens.
 
-The returns then differ from the reward at the end, so nothing that rests on them is called wrong.
+The true returns then differ from the reward at the end, so no verdict that rests on returns is
+called a fault.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DOUBT_ABOVE = 0.01  # share of the responses
 def doubt_reason(sums: RunningSums) -> str:
     """Return why the true returns may differ from the returns that were computed from the file.
 
-    The text is "" if nothing in the file says that they differ.
+    The text is "" if nothing in the file suggests it.
     """
     for num, why in (
         (
@@ -36,9 +37,14 @@ def doubt_reason(sums: RunningSums) -> str:
 
 
 def with_doubt(remarks: Iterable[Remark | str], reason: str) -> Remarks:
-    """Turn faults into notes that mention the doubt, and add a remark with the reason for it.
+    """Turn faults into notes that mention the doubt about the returns, and add a note on its
+    reason.
 
-    A constant critic stays a fault, because that verdict does not rest on the returns.
+    The fault of a constant critic stays, because that verdict does not rest on the returns.
+    Questions that are open (texts) pass through.
+
+    Args:
+        reason: what `doubt_reason` returned.
     """
     for item in remarks:
         if isinstance(item, str) or item.severity != "wrong" or item.anchor == "inspect-constant":

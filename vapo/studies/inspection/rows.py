@@ -1,4 +1,4 @@
-"""The rows of others' files: JSON lines, Parquet, and tensors that torch loads without a pickle.
+"""Read the rows of anybody's files: JSON lines, Parquet, and tensors that load without a pickle.
 
 Rows come one by one, so that a million of them are never in memory together. If a row cannot be
 read, its number comes with a reason in place of the row.
@@ -27,7 +27,7 @@ from vapo.studies.inspection.fields import Row
 from vapo.user_code.process_protocol import printable
 
 NumberedRow = tuple[int, Row | str]
-"""A row's number in the file, from 1 up, and the row, or a text that says why it is unreadable."""
+"""A row's number in the file, counted from 1, and the row, or a text on why it is unreadable."""
 
 _BATCH_ROWS = 256
 _PLAIN = {float, int, bool, str, type(None)}
@@ -74,12 +74,15 @@ def _kinds() -> str:
 
 
 def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """A sort key with which 10.jsonl comes after 9.jsonl."""
+    """Return a sort key with which 10.jsonl comes after 9.jsonl."""
     return [(int(digits or -1), text) for text, digits in re.findall(r"(\D*)(\d*)", str(path))]
 
 
 def step_in_path(path: Path) -> int | None:
-    """The training step in the name of a file or its folder, as in step_12/, completions_00012."""
+    """Return the training step in the name of a file or of its folder; None if there is no step.
+
+    Names are such as step_12/x.jsonl, completions_00012.parquet or 12.pt.
+    """
     stem = path.name.partition(".")[0]
     if stem.isdigit():
         return int(stem)
@@ -90,11 +93,12 @@ def step_in_path(path: Path) -> int | None:
 
 
 def table_names(files: Sequence[Path], *, user_paths: Iterable[str | Path]) -> list[str]:
-    """The name of the table that each file belongs to.
+    """Return the name of the table that each file belongs to.
 
     Files are shards of one table if their names say so: part-0001.parquet,
     train-00000-of-00004.parquet, step_3_rank_1.jsonl. Files of one folder are also one table if
-    their names have no step, but not those that the user gave by name.
+    their names have no step, unless the user gave them by name. A file that is alone in its table
+    has its own path as the name.
 
     Args:
         user_paths: the paths that the user gave.
@@ -112,7 +116,7 @@ def _table(path: Path, *, is_listed: bool) -> str:
 
 
 def numberless(name: str) -> str:
-    """Replace numbers by *, so that part-1.parquet and part-2.parquet become part-*.parquet."""
+    """Replace each number by *, so that part-1.parquet and part-2.parquet become part-*.parquet."""
     return re.sub("[0-9]+", "*", name)
 
 
@@ -150,7 +154,9 @@ def _row_of(line: bytes) -> Row | str:
 
 
 def _whole_characters(value: Any) -> Any:
-    """The value with `?` in place of half characters in texts, which could not be printed."""
+    """Return the value with `?` for each half of a surrogate pair in its texts, which do not
+    print.
+    """
     if isinstance(value, str):
         return value if value.isascii() else printable(value)
     if isinstance(value, dict):
@@ -173,7 +179,7 @@ def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def parquet_columns(path: Path) -> list[str]:
-    """The names of a Parquet file's columns.
+    """Return the names of a Parquet file's columns.
 
     Raises: UserError: it is not a readable Parquet file.
     """
@@ -183,7 +189,7 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
-    """A digest of the content of some columns.
+    """Return a digest of the contents of some columns of a Parquet file.
 
     Raises: UserError: it is not a readable Parquet file.
     """
@@ -197,7 +203,7 @@ def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
 
 
 def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
-    """The samples of a slime dump, which is a pickle. It is read as weights are: no code runs.
+    """Yield the samples of a slime dump. It is a pickle, but only tensors are loaded: no code runs.
 
     torch reads the whole file into memory.
     """
@@ -229,7 +235,7 @@ def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def _samples(dump: dict[str, Any]) -> list[Any] | None:
-    """A dict for each sample of a slime dump, or None if it is not such a dump.
+    """Return a dict for each sample of a slime dump, or None if it is not such a dump.
 
     Older versions write a file for each rank with `rollout_data`, a list for each column. There
     `raw_reward` has the samples of all ranks. If there are several ranks, it is left out here,
@@ -246,10 +252,10 @@ def _samples(dump: dict[str, Any]) -> list[Any] | None:
 
 
 def _as_lists(value: Any) -> Any:
-    """Turn other libraries' numbers, lists and mappings into Python's, and pandas' nulls into None.
+    """Return the value with other libraries' numbers and containers turned into Python's.
 
     Numbers may be numpy's, a tensor's, decimals or fractions. Lists may be tuples, arrays, tensors
-    or columns of tables.
+    or columns of tables. A null of pandas becomes None.
     """
     if type(value) in _PLAIN:
         return value
@@ -272,9 +278,11 @@ def _as_lists(value: Any) -> Any:
 
 
 def rows_of_data(data: Any) -> Iterator[NumberedRow]:
-    """The rows of a DataFrame, a `datasets` object, an Arrow table, or any iterable of mappings.
+    """Yield the rows of a table in memory, each with its number.
 
-    Raises: UserError: it has no rows.
+    The table is a DataFrame, a `datasets` object, an Arrow table, or any iterable of mappings.
+
+    Raises: UserError: it is of another type.
     """
     if hasattr(data, "itertuples"):  # pandas
         columns = [str(name) for name in data.columns]

@@ -23,9 +23,9 @@ from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import InspectedResponse
 
 _TINY = 1e-12
-_MAX_COUNTED_REWARDS = 100  # different rewards; a further one is no longer counted
-_MICRO_BATCHES = (1, 4, 16)  # rows
-_UNLIKE = 0.01  # last value target against reward, relative: a difference above rounding
+_MAX_COUNTED_REWARDS = 100  # different rewards; any beyond them are not counted
+_MICRO_BATCHES = (1, 4, 16)  # responses in a micro-batch
+_UNLIKE = 0.01  # relative difference of last value target and reward that is not due to rounding
 _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
 
 
@@ -33,7 +33,7 @@ _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a su
 class Moments:
     """The number of some tokens, and their sums of R, R^2, R - V and (R - V)^2.
 
-    R is a token's return and V its value.
+    R is a token's return and V its value. The explained variance of the tokens follows from them.
     """
 
     num: int = 0
@@ -71,10 +71,10 @@ class Moments:
 
 @dataclass
 class MicroBatches:
-    """The mean explained variance of micro-batches of `num_rows` rows, cut in the rows' order.
+    """The mean explained variance of micro-batches of `num_rows` responses, in the file's order.
 
     A framework that computes explained variance in each micro-batch logs this mean. It is not the
-    explained variance of the batch, because returns differ less within few rows than over all.
+    explained variance of the batch, because returns differ less within few responses than over all.
     """
 
     num_rows: int
@@ -96,7 +96,7 @@ class MicroBatches:
             self._rows, self._open = 0, Moments()
 
     def extend(self, other: MicroBatches) -> None:
-        """Add another stream's micro-batches, without the last rows, which do not fill one."""
+        """Add the micro-batches of another stream, without an unfinished one at its end."""
         self.num += other.num
         self.num_undefined += other.num_undefined
         self.total += other.total
@@ -108,15 +108,19 @@ class MicroBatches:
 
 @dataclass(frozen=True)
 class TokenColumns:
-    """What the sums need of one response's sampled tokens, computed once.
+    """The numbers of one response's sampled tokens that the sums need, computed once.
 
-    `length` is None if no column counts the tokens. `response_values` and `moments` are None if
-    the response has no values. `target_moments` has the file's own value targets as returns, and
-    is None if the file has none. All lists are finite.
-
-    Two fields are signs of rewards along the way that the file lacks. `ends_otherwise`: the last
-    value target, which is the last reward for every lambda, is not the response's reward.
-    `has_turns`: there are several turns, and no value targets that could tell.
+    Attributes:
+        length: the number of sampled tokens; None if no column counts them.
+        response_values: the values, all finite; None if the response has none.
+        moments: the moments of values and returns; None if the response has no values.
+        target_moments: the moments of values and the file's own value targets; None if it has none.
+        num_logprobs, logprob: the number and the sum of the log-probs that are not above 0.
+        num_impossible_logprobs: the number of log-probs above 0, by more than rounding.
+        ends_otherwise: whether the last value target differs from the response's reward. With every
+            lambda it is the last token's reward, so the file lacks the rewards of single tokens.
+        has_turns: whether there are several turns and no value targets, so that the rewards of
+            single turns may be missing.
     """
 
     length: int | None
@@ -156,9 +160,10 @@ class TokenColumns:
 
 
 class NotFinite(NamedTuple):
-    """Rows whose list of some name is left out because it has NaN, infinity or null.
+    """The rows whose list of some name is left out because it has NaN, infinity or null.
 
-    `first` is the place of the first such row.
+    Attributes:
+        first: the file and number of the first such row.
     """
 
     num_rows: int
@@ -170,7 +175,7 @@ _MERGE_RULES = {"low": min, "high": max, "longest": max}  # other numbers are ad
 
 @dataclass
 class RunningSums:
-    """All sums over a stream, or over one part of it.
+    """All sums over a stream of responses, or over one part of it.
 
     `tokens` counts the sampled tokens of the `num_with_length` responses that have a column with
     one entry for each token.
@@ -181,7 +186,7 @@ class RunningSums:
     reward_squares: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    rewards: dict[float, int] = field(default_factory=dict)  # while there are few different ones
+    rewards: dict[float, int] = field(default_factory=dict)  # reward -> count, of the first 101
     num_with_length: int = 0
     tokens: int = 0
     longest: int = 0
@@ -202,7 +207,7 @@ class RunningSums:
 
     @classmethod
     def merged(cls, parts: Iterable[RunningSums]) -> RunningSums:
-        """The sums over all parts together, without micro-batches. No group is in two parts."""
+        """Return the sums over all parts, without micro-batches. No group may be in two parts."""
         total = cls()
         for part in parts:
             for field_info in fields(cls):
@@ -228,7 +233,7 @@ class RunningSums:
         self.not_finite[name] = NotFinite(previous.num_rows + new.num_rows, previous.first)
 
     def add(self, response: InspectedResponse, columns: TokenColumns) -> None:
-        """Add a response and its `columns`."""
+        """Add a response, and its `columns`, which were made from it."""
         reward = response.reward
         self.num += 1
         self.reward += reward
@@ -276,12 +281,12 @@ class RunningSums:
         return self.num_truncated / self.num_known_ends if self.num_known_ends else math.nan
 
 
-Part = tuple[str, int | None]  # a table of rollouts, and a step
+Part = tuple[str, int | None]  # the name of a table of rollouts, and a training step
 
 
 @dataclass
 class RunningParts:
-    """The sums of each part of a stream. `total` adds them up."""
+    """The sums of each part of a stream: of each step of each table. `total` adds them up."""
 
     parts: dict[Part, RunningSums] = field(default_factory=dict)
     _micro_batches: dict[str, list[MicroBatches]] = field(default_factory=dict)  # by table
@@ -296,9 +301,9 @@ class RunningParts:
                 micro_batches.add(columns.moments)
 
     def total(self, table: str | None = None) -> RunningSums:
-        """The sums over one table, or over all of them if `table` is None.
+        """Return the sums over one table, or over all of them if `table` is None.
 
-        A micro-batch has rows of one table alone.
+        Micro-batches are cut within each table.
         """
         tables = self._micro_batches if table is None else (table,)
         sums = RunningSums.merged(x for part, x in self.parts.items() if part[0] in tables)

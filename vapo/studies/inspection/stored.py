@@ -1,4 +1,4 @@
-"""Writes responses as a file of rollouts, which value pretraining and `vapo critics` read."""
+"""Write responses as a file of rollouts, which value pretraining and `vapo critics` read."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def write_responses(
     tokenizer: str | None,
     notes: list[str],
 ) -> Iterator[InspectedResponse | BadRow]:
-    """Yield the responses and write them to a file of rollouts at `path`.
+    """Yield the responses, and write them to a file of rollouts at `path`.
 
-    The file appears when all responses have been read, so it is complete or not there. A turn's
-    rewards along the way are added up at its end. If a response has no ids, the file's reader makes
-    tokens of its text.
+    The file appears when all responses have been read, so it is complete or not there. Rewards of
+    single tokens are added up to one reward for each turn. If a response has no ids, whoever reads
+    the file makes tokens of its text.
 
     Args:
-        tokenizer: the fingerprint of the tokenizer whose ids the responses have. None: unknown.
-        notes: at the end notes are added on what was written.
+        tokenizer: the fingerprint of the tokenizer whose ids the responses have; None if unknown.
+        notes: sentences on what was written are appended at the end.
     """
     metadata = {"schema_version": SCHEMA_VERSION, "tokenizer": tokenizer}
     metadata_json = json.dumps({name: x for name, x in metadata.items() if x is not None})
@@ -83,9 +83,9 @@ def _row(response: InspectedResponse, group: int) -> dict[str, Any]:
 
 
 def _turns(response: InspectedResponse) -> list[tuple[int, int, float]]:
-    """Return (number of observed tokens, of sampled tokens, reward) of each turn.
+    """Return (number of observed tokens, of sampled tokens, reward) for each turn of a response.
 
-    Tokens after the last sampled one belong to no turn.
+    Observed tokens come from the environment. Tokens after the last sampled one belong to no turn.
     """
     flags = is_sampled(response, len(response.is_sampled or ()))
     rewards = sampled_rewards(response)

@@ -1,4 +1,4 @@
-"""Makes tokens of texts, and texts of tokens, for responses whose file has only one of them."""
+"""Make tokens of texts, and texts of tokens, for responses whose file has only one of them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class TextTokens:
     """Fills in responses' missing tokens or texts with a tokenizer, and counts the cases.
 
     Args:
-        num_ids: how many token ids the model knows that will read the responses. None: unknown.
+        num_ids: the number of token ids that the model which will read the responses knows; None if
+            it is unknown.
         chat_template_kwargs: further variables of the chat template.
 
     Attributes:
         num_encoded: responses whose tokens were made of their text.
-        num_without_text: responses that got no tokens, because the text as generated is not in
-            the file.
+        num_without_text: responses that got no tokens, because the text as generated is not in the
+            file.
         num_rebuilt: prompts to which the chat template was applied again. Without special tokens
             the result is the file's text.
         num_unlike: responses whose text has another number of tokens than the file's lists.
@@ -54,7 +55,7 @@ class TextTokens:
         self.num_encoded = self.num_without_text = self.num_rebuilt = self.num_unlike = 0
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Render a conversation to the text that the policy reads.
+        """Return a conversation as the text that the policy reads, made by the chat template.
 
         Raises: RowError: the chat template refuses it.
         """
@@ -68,7 +69,7 @@ class TextTokens:
             raise RowError(f"the chat template says: {error}") from None
 
     def complete(self, response: InspectedResponse) -> InspectedResponse:
-        """Fill in the response's missing token ids, or its missing texts.
+        """Return the response with its missing token ids, or its missing texts, filled in.
 
         Raises: RowError: the tokenizer refuses a text, or a token id is not the model's.
         """
@@ -110,9 +111,9 @@ class TextTokens:
         return self._prompts[digest]
 
     def _response_ids(self, response: InspectedResponse) -> tuple[int, ...] | None:
-        """The token ids of the text, or None if the file's lists have another length.
+        """Return the token ids of the response's text; None if their number is not the file's.
 
-        An end token is appended if the lists are one entry longer.
+        If the file's lists are one entry longer, the end token is appended.
         """
         ids = self._encode(response.response)
         columns = (getattr(response, name) for name in PER_TOKEN)
@@ -127,7 +128,7 @@ class TextTokens:
 
     @cached_property
     def _end(self) -> int:
-        """The token that ends a response, for texts that do not show it."""
+        """The id of the token that ends a response, for texts that do not show it."""
         from vapo.networks.end_tokens import end_tokens
 
         try:
@@ -145,8 +146,8 @@ class TextTokens:
     def _rebuilt(self, text: str) -> str | None:
         """Apply the chat template again to a prompt that was written without special tokens.
 
-        verl writes prompts in this way. The result is None if it would not decode to exactly this
-        text.
+        verl writes prompts in this way. Return the prompt with its special tokens. The result is
+        None if, without them, it would not be exactly the given text.
         """
         pieces = _SPEAKER.split(text)
         if not self._tokenizer.chat_template or len(pieces) < 3 or pieces[0].strip():
@@ -166,9 +167,9 @@ class TextTokens:
 
 
 def without_tokenizer(response: InspectedResponse) -> InspectedResponse:
-    """Return the response, with lists of its token ids as texts if it has ids and no text.
+    """Return the response; if it has only token ids, with a list of them as its texts.
 
-    A file with ids alone is shown in this way where no tokenizer was given.
+    A file with ids alone is shown in this way if no tokenizer was given.
     """
     if response.prompt or response.response or response.response_ids is None:
         return response

@@ -1,4 +1,4 @@
-"""Readers of files of tokens: slime's dumps of rollouts and of training, NeMo-RL's training data.
+"""Read dumps of token ids: slime's of rollouts and of training, and NeMo-RL's training data.
 
 The formats are those of slime (`save_debug_rollout_data`, `save_debug_train_data`) and of NeMo-RL
 (`train_data_step{N}.jsonl`), both of August 2026.
@@ -28,7 +28,7 @@ from vapo.studies.inspection.responses import InspectedResponse
 
 
 def slime_rollouts(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a `Sample` of slime, which is a dict. Its `status` says whether it was cut short."""
+    """Read the response of a slime `Sample`, a dict. Its `status` says whether it was cut short."""
     status = entry_or_none(row, "status")
     if status in ("aborted", "failed", "pending"):
         raise RowError(f"its status is {status}")
@@ -52,7 +52,7 @@ def slime_rollouts(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def slime_training(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a sample of slime's trainer. It has values, advantages and returns, but no text."""
+    """Read the response of a sample of slime's trainer. It has values, but no text."""
     ids, prompt_ids = _split_ids(row, row["response_lengths"])
     keys = place.rewards or (("raw_reward",) if "raw_reward" in row else ("rewards",))
     return [
@@ -75,7 +75,10 @@ def slime_training(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def _split_ids(row: Row, length: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Split the tokens into the response's, which are the last `length`, and the prompt's."""
+    """Split the row's tokens; return the response's, which are the last `length`, and the prompt's.
+
+    Raises: RowError: there are fewer tokens than `length`, or no number.
+    """
     ids, num = entries(row, "tokens", int), whole_number(length)
     if ids is None or num is None or not 0 < num <= len(ids):
         raise RowError(f"a response of {length!r} tokens, and {len(ids or ())} tokens in all")
@@ -83,16 +86,16 @@ def _split_ids(row: Row, length: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _mask(row: Row, key: str) -> tuple[bool, ...] | None:
-    """The mask of sampled tokens, or None if there is none or all are sampled."""
+    """Return the mask of sampled tokens; None if the row has no mask, or all tokens are sampled."""
     mask = entries(row, key, bool)
     return None if mask is None or all(mask) else mask
 
 
 def nemo_rl(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a line of NeMo-RL, a batch with one padded sequence.
+    """Read the response of a line of NeMo-RL, which is a batch with one padded sequence.
 
-    The response is from the first to the last token that the mask marks. A token and its log-prob
-    have the same place. The step comes from the file's name.
+    The response reaches from the first to the last token that the mask marks. A token and its
+    log-prob have the same index. The step comes from the file's name.
     """
     sample = {key: _single(value) for key, value in row.items()}
     mask, ids = entries(sample, "token_loss_mask", bool), entries(sample, "token_ids", int)
@@ -124,12 +127,15 @@ def nemo_rl(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def _single(value: Any) -> Any:
-    """The entry of a list of one; any other value as it is."""
+    """Return the entry of a list of length 1; any other value as it is."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _texts(content: Any) -> list[Mapping[str, Any]]:
-    """The texts as messages. Raises: RowError: it is neither a text nor a list of texts."""
+    """Return a text, or a list of texts, as messages.
+
+    Raises: RowError: it is neither.
+    """
     if isinstance(content, str):
         content = [content]
     if not isinstance(content, list) or not all(isinstance(text, str) for text in content):

@@ -1,4 +1,4 @@
-"""Reads verifiers' traces, which prime-rl writes too: a graph of messages, each with its tokens.
+"""Read verifiers' traces, which prime-rl writes too: a graph of messages, each with its tokens.
 
 The format is that of verifiers 0.4.0. A line is an episode with `traces`, or one trace. A message
 node has the tokens that it adds to the sequence, and a `mask` that marks sampled ones. It has one
@@ -26,7 +26,7 @@ from vapo.studies.inspection.responses import InspectedResponse
 
 
 def traces(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a response from each trace of an episode, from a root to its last message.
+    """Return a response for each trace of a row, from the trace's first message to its last.
 
     Traces of agents that are not trainable are left out if there are others.
 
@@ -75,7 +75,10 @@ def _response(trace: Row, episode: Row, place: RowPlace) -> InspectedResponse:
 
 
 def _last_branch(trace: Row) -> list[Row]:
-    """The last message and all its parents, in order from the root."""
+    """Return the messages from the root of the trace to its last message.
+
+    Raises: RowError: the trace has no messages, or their parents form no path to the root.
+    """
     nodes = trace.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise RowError(f"the trace has no messages{_failure(trace)}")
@@ -100,9 +103,11 @@ def _message(node: Row) -> Mapping[str, Any]:
 
 
 def _reward(trace: Row, place: RowPlace) -> float:
-    """The sum of the weighted rewards, as verifiers computes it, or of the columns that are named.
+    """Return the trace's reward: the sum of its weighted rewards, as verifiers computes it.
 
-    Raises: RowError: there is no reward, or one is null or no number.
+    If the user named columns (`place.rewards`), it is their sum.
+
+    Raises: RowError: there is no reward, or one is null or not a number.
     """
     if place.rewards:
         return row_reward(trace, place.rewards)
@@ -135,10 +140,10 @@ def _is_truncated(trace: Row) -> bool:
 
 
 def _token_lists(nodes: Sequence[Row]) -> dict[str, Any]:
-    """The ids of prompt and response, and the response's lists; nothing if a node lacks tokens.
+    """Return `InspectedResponse` fields: the ids of prompt and response, and the response's lists.
 
-    The response begins at the first sampled token. Log-probs and advantages of tokens that were
-    not sampled are 0.
+    The response begins at the first sampled token. Log-probs and advantages of tokens that were not
+    sampled are 0. The result is {} if a node lacks tokens or none was sampled.
     """
     ids: list[int] = []
     mask: list[bool] = []

@@ -1,4 +1,4 @@
-"""Reads TRL's completions (`log_completions`): a Parquet file for each step that is logged."""
+"""Read TRL's completions (`log_completions`): a Parquet file for each step that is logged."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
 def completions(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a row of TRL's completions.
+    """Read the response of a row of TRL's completions.
 
-    Its advantage is one number for the whole response, so the response gets no advantages for its
+    A row has one advantage for the whole response, so the response gets no advantages for its
     tokens. It has a reference answer only if a reward function logged one with `log_extra`.
     """
     prompt, rewards = place.prompt(row, "prompt"), place.rewards or _rewards(row)
@@ -45,7 +45,9 @@ def completions(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def _rewards(row: Row) -> list[str]:
-    """The columns of reward functions: all columns of numbers that have no other known meaning."""
+    """Return the names of the reward columns: all columns of floats without another known
+    meaning.
+    """
     return [
         name
         for name, value in row.items()
@@ -64,7 +66,7 @@ class AdvantageOrder:
         self._pairs: Counter[bool] = Counter()
 
     def add(self, response: InspectedResponse, advantage: float) -> None:
-        """Compare a response with those of its group. Above 1000 groups responses are ignored."""
+        """Compare a response with earlier ones of its group. After 1000 groups all are ignored."""
         if len(self._groups) > 1000:
             return
         group = self._groups[response.table, response.group]
@@ -76,7 +78,7 @@ class AdvantageOrder:
             group.append((response.reward, advantage))
 
     def notes(self) -> Iterator[str]:
-        """Yield a note if rewards and advantages order over 2 % of the pairs differently."""
+        """Yield a note if rewards and advantages disagree on the order of over 2 % of the pairs."""
         if self._pairs[False] > 0.02 * self._pairs.total():
             yield (
                 f"in {self._pairs[False]:,} of {self._pairs.total():,} pairs the advantages of "

@@ -1,4 +1,6 @@
-"""The truth about a file's values: a policy continues its responses, and a verifier judges them."""
+"""Measure the true values of prefixes: a policy continues responses, a verifier judges the
+results.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,16 @@ from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _AGREES_ABOVE = 0.95  # share of the file's rewards that the verifier must give again
-_MAX_RESPONSES = 2000  # candidates for continuation
+_MAX_RESPONSES = 2000  # most candidates for continuation
 
 
 @dataclass(frozen=True)
 class MeasuredTruth:
-    """The rewards of continuations from prefixes, together with the critic's values there.
+    """The rewards of continuations from prefixes of responses, with the critic's values there.
 
     Attributes:
-        truth: the measured points. A point's `row` is the response's number in the sample.
-        agreement: the share of `num_judged` rewards of the file that the verifier gave again.
+        truth: the measured prefixes. A point's `row` is the response's number in the sample.
+        agreement: the share of the `num_judged` rewards in the file that the verifier gave again.
         num_judged: how many of the file's responses the verifier judged.
     """
 
@@ -60,7 +62,7 @@ class MeasuredTruth:
 
     @property
     def note(self) -> str:
-        """How far the verifier can be trusted to give the file's rewards."""
+        """A sentence on how often the verifier gives the file's rewards again."""
         text = f"{self.agreement:.0%} of {self.num_judged} of the file's own rewards"
         if self.agreement >= _AGREES_ABOVE:
             return f"The verifier gives {text} again."
@@ -80,13 +82,13 @@ class MeasuredTruth:
         return agreement | truth_table(self.truth)
 
     def page_data(self) -> dict[str, Any]:
-        """The verdict and two charts, for `page.js`."""
+        """Return the verdict and two charts, for `page.js`."""
         return truth_data(self.truth)
 
     def groups(self, findings: Findings) -> list[GroupKey]:
-        """The groups with a response that was continued from every step.
+        """Return the groups that have a response which was continued from every step.
 
-        First comes the group with the response whose measured means have the largest range.
+        The groups are sorted by the widest range of measured means that one of their responses has.
         """
         means: dict[int, list[float]] = {}
         for point in self.truth.points:
@@ -99,7 +101,7 @@ class MeasuredTruth:
         return sorted(spread, key=lambda key: -spread[key])
 
     def prefixes(self) -> dict[int, Profile]:
-        """The measured prefixes of each response, by its number in the sample."""
+        """Return a response's number in the sample -> the columns of its measured prefixes."""
         lengths = {point.row: point.length for point in self.truth.points}
         return measured_prefixes(self.truth, {row: torch.arange(n) for row, n in lengths.items()})
 
@@ -107,7 +109,7 @@ class MeasuredTruth:
 def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTruth:
     """Continue some responses of the sample with the policy, and judge the continuations.
 
-    Their rewards are compared with the critic's values, if the responses have values.
+    Return the continuations' rewards, with the critic's values if the responses have values.
 
     Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.
     """
@@ -155,7 +157,7 @@ def _measure(
     progress: Progress,
     seed: int,
 ) -> tuple[list[TruthPoint], int]:
-    """Load the policy and continue rollouts. Return the points and the number of sampled tokens."""
+    """Load the policy and continue rollouts; return the points and the number of sampled tokens."""
     batch = make_rollout_batch(
         rollouts,
         group_size=1,
@@ -176,7 +178,7 @@ def _measure(
 
 
 def _can_continue(response: InspectedResponse) -> bool:
-    """Whether a response has all ids, a single turn, and no reward before its last token.
+    """Whether a response has token ids, a single turn, and no reward before its last token.
 
     If it has values, there must be one for each token.
     """
@@ -219,9 +221,9 @@ def _rollout(
 def _with_estimates(
     point: TruthPoint, row: int, responses: Sequence[InspectedResponse], siblings: range
 ) -> TruthPoint | None:
-    """The point with the critic's value there and the mean reward of the response's siblings.
+    """Return the point with the critic's value and the mean reward of the group's other responses.
 
-    The result is None if the value is NaN.
+    The value is None if the response has no values. The result is None if the value is NaN.
 
     Args:
         row: the number of the point's response in the sample.
@@ -237,6 +239,6 @@ def _with_estimates(
 
 
 def _outcomes(points: Sequence[TruthPoint]) -> Outcomes:
-    """The two returns that occur, the lower one first; None if there are not exactly two."""
+    """Return the two returns that occur, the lower one first; None if there are not exactly two."""
     returns = sorted({x for point in points for x in point.returns})
     return (returns[0], returns[1]) if len(returns) == 2 else None

@@ -34,15 +34,16 @@ _UNUSED_DATA = (  # a config needs prompts; these are never read
 
 @dataclass(frozen=True)
 class TruthRequest:
-    """How to measure what prefixes are worth.
+    """The user's request to measure the true values of some prefixes by continuations.
 
     Args:
         policy: the Hugging Face folder of the model that sampled the responses and continues them.
         num_continuations: how many continuations each prefix gets.
         verifier: what judges a continuation: `math`, `exact`, `math_verify`, `reasoning_gym`,
             `regex:PATTERN`, or `FILE.py:FUNCTION`, as `rewards.verifier` of a config.
-        tokenizer: the policy's. None: it is loaded from the policy's folder.
+        tokenizer: the policy's. If None, it is loaded from the policy's folder.
         num_responses: how many responses are continued.
+        seed: for the choice of prefixes and the bootstraps.
         overrides: settings of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
 
     Raises: UserError: policy or verifier is missing, or there are too few continuations.
@@ -68,7 +69,9 @@ class TruthRequest:
             raise UserError("--value_truth needs 2 continuations or more of each prefix")
 
     def config(self, findings: Findings) -> FitConfig:
-        """The config for sampling and judging. Raises: UserError: a key or a value is wrong."""
+        """Return the config for sampling and judging. Raises: UserError: a key or a value is
+        wrong.
+        """
         low, high = findings.outcomes or (0.0, 1.0)
         longest = max(1, findings.sums.longest)
         has_segments = any(key.startswith("value_truth.segments") for key in self.overrides)
@@ -91,7 +94,7 @@ class TruthRequest:
 
 
 def verifier_overrides(verifier: str) -> list[str]:
-    """The settings of `rewards` for the name of a verifier.
+    """Return the settings of `rewards` for the verifier that the user named.
 
     >>> verifier_overrides("regex:Answer: (.*)")
     ['verifier=regex', "pattern='Answer: (.*)'"]
@@ -108,8 +111,8 @@ def verifier_overrides(verifier: str) -> list[str]:
 def _segments(findings: Findings) -> list[str]:
     """Return settings that cut responses into steps of about an eighth of their mean length.
 
-    There are none if responses have two line breaks or more in the mean, because by default a
-    step ends with its line.
+    The result is [] if responses have two line breaks or more on average, because by default a step
+    ends with its line.
     """
     texts = [response.response.strip() for response in findings.responses]
     if fmean(len(re.findall(r"\n+", text)) for text in texts) >= 2:

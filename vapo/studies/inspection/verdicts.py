@@ -1,6 +1,6 @@
 """The verdicts of `vapo inspect`: what is wrong, which figure shows it, and what to do.
 
-docs/value_page.md has a row of its table "Verdicts of vapo inspect" for each.
+docs/value_page.md has a row for each in its table "Verdicts of vapo inspect".
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MICRO_BATCHES_OFF = 0.1  # mean of micro-batches against the explained variance 
 
 
 def verdicts(findings: Findings) -> list[Remark]:
-    """Return the remarks: first what is wrong, then notes, then what is good.
+    """Return the remarks on the findings: first faults, then notes, then what is good.
 
-    If there are several runs, each is judged separately, and the titles name it.
+    If there are several runs, each is judged separately, and the titles name the run.
     """
     names = short_file_names(list(findings.runs))
     remarks = [
@@ -101,7 +101,7 @@ def _alignment_remark(findings: Findings) -> Remarks:
 
 
 def _advantages_remark(findings: Findings) -> Remarks:
-    """A remark if the file's values and advantages stand at different places."""
+    """Yield a remark if the file's advantages and values stand at different tokens."""
     alignment = findings.advantages
     if alignment is not None and alignment.shift not in (None, 0):
         yield Remark(
@@ -124,7 +124,7 @@ def _correlations_text(findings: Findings) -> str:
 
 
 def _micro_batches_remark(findings: Findings) -> Remarks:
-    """A remark for the smallest micro-batches whose mean explained variance misleads."""
+    """Yield a remark on the smallest micro-batches whose mean explained variance misleads."""
     explained = findings.sums.explained.value
     for batches in findings.sums.micro_batches:
         if batches.num_rows == 1 or not batches.num or math.isnan(explained):
@@ -144,7 +144,7 @@ def _micro_batches_remark(findings: Findings) -> Remarks:
 
 
 def _could_know_remark(findings: Findings) -> Remarks:
-    """A note on what a critic could explain, from the rewards of groups alone."""
+    """Yield a note on how much a critic could explain, from the rewards of groups alone."""
     groups = findings.groups
     if groups.prompt_share.is_unknown:
         yield Remark(
@@ -171,7 +171,7 @@ def _could_know_remark(findings: Findings) -> Remarks:
 
 
 def _group_remarks(findings: Findings) -> Remarks:
-    """Remarks on groups of equal rewards, and on truncated responses."""
+    """Yield remarks on groups of equal rewards, and on truncated responses."""
     groups, sums = findings.groups, findings.sums
     if groups.num_several and groups.all_equal > EQUAL_ABOVE:
         yield Remark(
@@ -197,7 +197,7 @@ def _group_remarks(findings: Findings) -> Remarks:
 
 
 def _number_remarks(findings: Findings) -> Remarks:
-    """Remarks on lists with NaN or infinity, and on log-probs above 0."""
+    """Yield remarks on lists with NaN or infinity, and on log-probs above 0."""
     sums = findings.sums
     for name, rows in sums.not_finite.items():
         yield Remark(
@@ -219,7 +219,7 @@ def _number_remarks(findings: Findings) -> Remarks:
 
 
 def _change_remark(findings: Findings) -> Remarks:
-    """A remark if explained variance changed from the first quarter of the parts to the last.
+    """Yield a remark if explained variance changed from the first quarter of the parts to the last.
 
     Parts are the steps of one run, of which _MIN_STEPS are needed, or files without steps.
     """
@@ -250,7 +250,10 @@ def _change_remark(findings: Findings) -> Remarks:
 
 
 def _mean_explained(parts: Sequence[PartFindings]) -> tuple[float, float]:
-    """The parts' mean explained variance, and its standard error by their 95 % intervals."""
+    """Return the mean explained variance of some parts, and its standard error.
+
+    The error follows from the parts' 95 % intervals.
+    """
     figures = [part.critic.explained for part in parts if part.critic is not None]
     errors = [(figure.high - figure.low) / 3.92 for figure in figures]
     mean = sum(figure.value for figure in figures) / len(figures)
