@@ -1,1 +1,1 @@
-"""What a setting can show, what critics come to know, what a run needs: on top of the core."""
+"""Studies on top of the core: what a setting can show, what critics learn, what a run needs."""

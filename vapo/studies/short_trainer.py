@@ -12,7 +12,12 @@ from vapo.training.parts import TrainingParts
 
 
 def train_briefly(parts: TrainingParts, watching: Callback, *, num_iterations: int) -> None:
-    """Train `parts` in one process, without records, checkpoints and a progress display."""
+    """Train in one process, without records, checkpoints and a progress display.
+
+    Args:
+        parts: the module, the data and the callbacks of the training.
+        watching: a further callback, which measures.
+    """
     trainer = L.Trainer(
         **parts.trainer_options
         | {"devices": 1, "num_nodes": 1, "strategy": "auto", "max_epochs": num_iterations},

@@ -1,4 +1,4 @@
-"""The micro-batches of a simulated minibatch. It is cut as in training, but few of them run."""
+"""Cut a simulated minibatch into micro-batches as training does, and choose the few that run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vapo.types import FinishReason, Prompt, Rollout, TrainingBatch
 
 
 class Part(NamedTuple):
-    """A micro-batch to run: its size, and the number of the critic that it trains."""
+    """A micro-batch that the simulation runs: its size, and the number of the critic it trains."""
 
     size: Lengths
     member: int = 0
@@ -25,13 +25,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """A minibatch as cut for training, and the part of it that the simulation runs.
+    """A minibatch cut into micro-batches as in training, with the few that the simulation runs.
 
     Attributes:
-        counted: how many micro-batches of each size training makes.
-        run: the simulated ones. Each size runs once for each critic that has it. The last one is
-            as full as the budget allows, as in the arithmetic: it needs the most memory, on top
-            of the gradients of all the others.
+        counted: size -> how many micro-batches of that size training makes.
+        run: the micro-batches to simulate. Each size runs once for each critic that has it. The
+            last one is as full as the budget allows: it needs the most memory, on top of the
+            gradients of all the others.
     """
 
     counted: Counter[Lengths]
@@ -42,10 +42,13 @@ class Cut:
         return self.counted.total()
 
     def work(self, works: list[StepWork]) -> StepWork:
-        """Return the work of the whole minibatch, from the works of the micro-batches that ran.
+        """Return the work of the whole minibatch.
 
         FLOPs are counted by size. Collectives do not depend on the size: each micro-batch before
         the last sends what the first one sends.
+
+        Args:
+            works: the work of each micro-batch in `run`.
         """
         whole = StepWork()
         whole.add(works[-1])
@@ -56,10 +59,13 @@ class Cut:
 
 
 def cut_minibatch(config: FitConfig, network: str, layout: Layout) -> Cut:
-    """Cut a process's minibatch of `actor` or `critic`, in which every response is the longest.
+    """Cut a process's minibatch into micro-batches. Every response is as long as it may be.
 
-    Where prompts are shared, the responses are spread over all prompts that the process has.
-    Several critics have equally many prompts. Every rank must call this.
+    With shared prompts, the responses are spread over all prompts that the process has. Several
+    critics have equally many prompts. Every rank must call this.
+
+    Args:
+        network: "actor" or "critic".
     """
     num_rows = local_minibatch(config, network)
     shares = layout == "shared_prompts"
@@ -88,7 +94,9 @@ def cut_minibatch(config: FitConfig, network: str, layout: Layout) -> Cut:
 
 
 def _longest_rollouts(size: Lengths, *, num_critics: int) -> TrainingBatch:
-    """Make rows with true lengths and critic numbers; everything else in them is made up."""
+    """Make a batch of `size`. Its lengths and critic numbers are true, all other numbers made
+    up.
+    """
     prompts = [
         Prompt(str(i), "", (i,) * size.prompt_tokens, "")
         for i in range(min(size.prompts, size.rows))
@@ -102,10 +110,11 @@ def _longest_rollouts(size: Lengths, *, num_critics: int) -> TrainingBatch:
 
 
 def fake_rows(num_rows: int, num_tokens: int, *, has_kl: bool, **columns: Any) -> TrainingBatch:
-    """Make rows of `num_tokens` tokens that all losses count and whose numbers are 0.
+    """Make a batch of zeros whose `num_tokens` tokens in each row all count in every loss.
 
     Args:
-        columns: replace columns of the batch.
+        has_kl: whether the batch has log-probs of the reference policy.
+        columns: values that replace columns of the batch.
     """
     column = torch.zeros(num_rows, num_tokens)
     row, mask = column[:, 0], column == 0

@@ -1,7 +1,7 @@
-"""Decides whether a vLLM engine stays awake while the networks train on the same GPU.
+"""Decide whether a vLLM engine stays awake while the networks train on the same GPU.
 
-An engine that sleeps is copied to the host and back in every iteration. Where the GPU has room for
-the engine and for the training of the networks, the copies gain nothing.
+An engine that sleeps is copied to the host and back in every iteration. If the GPU has room for the
+engine and for the training of the networks, the copies gain nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ERROR = 1.1  # training may take a tenth more than estimated
 
 @dataclass(frozen=True)
 class Sleep:
-    """The number in place of `sleep_level: auto`, and the line that says why."""
+    """The decision for `sleep_level: auto`: the level, and a line that gives the reason."""
 
     level: Literal[0, 1]
     line: str
@@ -35,8 +35,8 @@ class Sleep:
 def choose_sleep(*, device: float, engine: float, training: float) -> Sleep:
     """Decide whether vLLM's engine sleeps while the networks train.
 
-    It stays awake (level 0) if its memory and training's, with a margin, fit the GPU together;
-    else it sleeps (level 1). All sizes are in bytes.
+    It stays awake (level 0) if its memory and training's, with a margin, fit the GPU together; else
+    it sleeps (level 1). All sizes are in bytes.
 
     Args:
         device: the memory of the GPU.
@@ -57,7 +57,7 @@ def choose_sleep(*, device: float, engine: float, training: float) -> Sleep:
 
 
 def training_bytes(estimate: MemoryEstimate) -> float:
-    """Return the most bytes that a GPU holds while nothing is sampled."""
+    """Return the most bytes that a GPU holds in a stage other than sampling."""
     stages = estimate.stages.items()
     return max(sum(parts.values()) for stage, parts in stages if stage != "sampling")
 
@@ -67,13 +67,13 @@ def with_sleep_level(
     estimated: Callable[[FitConfig], MemoryEstimate],
     tell: Callable[[str], None],
 ) -> FitConfig:
-    """Return the config with a number in place of `sleep_level: auto`, by this machine's GPU.
+    """Return the config with 0 or 1 in place of `sleep_level: auto`, by the memory of this GPU.
 
-    The config is unchanged where its level is a number, and where there is no GPU.
+    The config is returned unchanged if its level is a number already, or if there is no GPU.
 
     Args:
         estimated: estimates the memory of a config.
-        tell: gets the line that says why.
+        tell: called with a line that gives the reason.
     """
     rollouts = config.rollouts
     if not isinstance(rollouts, VllmEngine) or rollouts.vllm.sleep_level != "auto":

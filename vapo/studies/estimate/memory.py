@@ -1,4 +1,4 @@
-"""Estimates the memory that a config needs on each GPU, stage by stage, without loading weights.
+"""Estimate the memory that a config needs on each GPU, stage by stage, without loading weights.
 
 Parameters are counted on empty networks (`network_bytes`), and passes run on fake tensors
 (`passes`). Every prompt and response is as long as the config allows.
@@ -32,7 +32,7 @@ from vapo.studies.estimate.waiting_states import gram_bytes, read_layers, states
 _SPARE_COLUMNS = 64  # the sampler's cache grows by this many columns
 _PREFILL_TOKENS = 16_384  # the most tokens of one prefill forward of the sampler
 
-Bytes = dict[str, float]
+Bytes = dict[str, float]  # the name of a part, as "KV cache" -> its bytes
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class MemoryEstimate:
     """The memory that a config needs.
 
     Attributes:
-        stages: bytes on each GPU, by stage and part.
-        parameters: numbers of parameters, by network.
-        host: bytes of each process in the host's memory, by part.
+        stages: stage -> part -> bytes on each GPU.
+        parameters: network -> the number of its parameters.
+        num_processes: the number of GPUs.
+        host: part -> bytes of each process in the host's memory.
         shares_prompts: whether the responses of a pass share one forward of their prompt.
-        checkpoint: bytes of one checkpoint, of all processes.
-        active: numbers of the parameters that compute a token, which are fewer than `parameters`
-            where layers have experts.
+        checkpoint: bytes of one checkpoint, summed over all processes.
+        active: network -> the number of parameters that compute a token. They are fewer than
+            `parameters` if layers have experts.
     """
 
     stages: dict[str, Bytes]
@@ -66,7 +67,12 @@ class MemoryEstimate:
 def estimate_memory(
     config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
 ) -> MemoryEstimate:
-    """Estimate the memory of a config, with the model configs at its paths."""
+    """Estimate the memory of a config.
+
+    Args:
+        actor, critic: the model configs (config.json) of both networks. `critic` is None without a
+            critic.
+    """
     networks = [NetworkBytes("actor", config.actor, actor, config)]
     if critic is not None:
         critic = copy.deepcopy(critic)
@@ -125,18 +131,21 @@ def estimate_memory(
 
 
 def _saves_in_background(config: FitConfig) -> bool:
-    """Whether `vapo fit` saves in the background on a GPU whose host has room for the copy."""
+    """Whether `vapo fit` saves in the background, on a GPU whose host has room for the copy."""
     setting = config.checkpoints.save_in_background
     return config.trainer.accelerator != "cpu" if setting is None else setting
 
 
 def _checkpoint_bytes(networks: list[NetworkBytes]) -> float:
-    """A process's bytes of a checkpoint: the weights, and two moments of the trained ones."""
+    """Return a process's bytes of a checkpoint: weights, and two moments of each trained weight."""
     return sum(n.weights + 2 * n.trained for n in networks)
 
 
 def _checkpoint_copy(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """The host's copy: each process's shards, or all of them where one process writes one file."""
+    """Return the bytes of the checkpoint's copy in the host's memory.
+
+    Each process copies its own shards, or the first one copies all if it writes a single file.
+    """
     size = _checkpoint_bytes(networks)
     if config.trainer.sharded_checkpoints or num_processes(config) == 1:
         return {"copy of a checkpoint": size}
@@ -147,7 +156,7 @@ def _checkpoint_copy(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
 
 
 def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
-    """Return the built-in sampler's bytes by part: the cache at its widest, the largest forward.
+    """Return the built-in sampler's bytes by part, with the cache at its widest.
 
     The cache exists twice while rows are moved together. With an environment it holds the same
     number of further rows, for episodes that wait for the environment.
@@ -188,7 +197,9 @@ def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
 
 
 def _engine_weights(actor: NetworkBytes, config: FitConfig) -> float:
-    """The bytes of the engine's copy of the actor. In a mixed copy the layers are bfloat16."""
+    """Return the bytes of the sampler's copy of the actor. In a mixed copy the layers are
+    bfloat16.
+    """
     if not has_mixed_copy(config):
         return actor.weights
     count = actor.parameters
@@ -196,7 +207,10 @@ def _engine_weights(actor: NetworkBytes, config: FitConfig) -> float:
 
 
 def _vllm(actor: NetworkBytes, options: ColocatedVllm, config: FitConfig) -> Bytes:
-    """The bytes of a vLLM engine in this process: a copy of the actor's weights, and a KV cache."""
+    """Return the bytes by part of a vLLM engine in this process: its weights, and a KV cache.
+
+    Raise UserError if the config does not fix the cache's size.
+    """
     if options.kv_cache_memory_bytes is None:
         raise UserError(
             "rollouts.vllm.kv_cache_memory_bytes is null, so the KV cache takes what "
@@ -210,7 +224,10 @@ def _vllm(actor: NetworkBytes, options: ColocatedVllm, config: FitConfig) -> Byt
 
 
 def _log_probs(networks: list[NetworkBytes], config: FitConfig, has_reference: bool) -> Bytes:
-    """The bytes of forwards without gradients, one network after the other; roots stay gathered."""
+    """Return the bytes by part of the forwards without gradients, which run one after the other.
+
+    With sharding, the parameters outside the decoder layers stay gathered.
+    """
     shares = shares_prompts([n.passes for n in networks], config)
     lengths = worst_microbatch(config, local_rollouts(config), shares_prompts=shares)._asdict()
     has_copy = has_reference and config.actor.lora is None
@@ -227,7 +244,7 @@ def _log_probs(networks: list[NetworkBytes], config: FitConfig, has_reference: b
 
 
 def _update(network: NetworkBytes, networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """The bytes of a micro-batch's forward and backward, and of earlier ones' gradients."""
+    """Return the bytes by part of a micro-batch's forward and backward, with earlier gradients."""
     shares = shares_prompts([n.passes for n in networks], config)
     rows = local_minibatch(config, network.name)
     worst = worst_microbatch(config, rows, shares_prompts=shares)
@@ -248,11 +265,15 @@ def _update(network: NetworkBytes, networks: list[NetworkBytes], config: FitConf
 def _gradients(
     network: NetworkBytes, several: bool, activations: float, config: FitConfig
 ) -> float:
-    """The bytes of a minibatch's gradients, with one or `several` micro-batches.
+    """Return the bytes of a minibatch's gradients.
 
-    If the ranks reduce only the last micro-batch, they are whole until then. The gradients of a
-    single micro-batch grow while its activations shrink. If there are several critics, each has
-    its own micro-batches, and the gradients of the others stay in memory.
+    If the ranks reduce only the last micro-batch, gradients are unsharded until then. The gradients
+    of a single micro-batch grow while its activations shrink. If there are several critics, each
+    has its own micro-batches, and the gradients of the others stay in memory.
+
+    Args:
+        several: whether the minibatch has more than one micro-batch.
+        activations: the bytes of one micro-batch's activations.
     """
     if several and network.is_sharded and not config.trainer.reduce_every_microbatch:
         return network.whole_gradients
@@ -263,7 +284,9 @@ def _gradients(
 
 
 def _optimizer_step(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """The bytes of the optimizer's step: the gradients. AdamW changes the rest in place."""
+    """Return the bytes by part of the optimizer's step: gradients. AdamW changes all else in
+    place.
+    """
     if config.trainer.cpu_offload:
         return {}  # the optimizer steps on the host
     return {"gradients": max(n.trained for n in networks)}

@@ -1,4 +1,4 @@
-"""Tracks how many bytes of tensors, real or fake, are alive: the memory of a network's pass."""
+"""Track how many bytes of tensors, real or fake, are alive: the memory of a network's pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_iter
 from vapo.system.private_attributes import storage_key
 
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
-"""A query for a tensor's device, half of all operations on fakes. They answer it themselves."""
+"""The query for a tensor's device: half of all operations on fake tensors, which answer it."""
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts the storages made while it is active: `live` now, `peak` at most, in bytes.
+    """Counts the storages made while it is active: `live` now and `peak` at most, in bytes.
 
     Storages that exist already are not counted. A storage counts until nothing refers to it any
     more, autograd's saved tensors included. An allocator's rounding and caching are not counted.
@@ -31,7 +31,7 @@ class MemoryTracker(TorchDispatchMode):
         self._storage_keys: set[int] = set()
 
     def ignore(self, *tensors: Tensor) -> None:
-        """Do not count these tensors, although operations may return them."""
+        """Exclude these tensors from the count, even if operations return them."""
         for tensor in tensors:
             self._watch(tensor, 0)
 

@@ -1,4 +1,6 @@
-"""One network's bytes: its weights, the trained ones, and what sharding divides and gathers."""
+"""Count one network's bytes: its weights, the trained ones, and what sharding divides and
+gathers.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,25 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class NetworkBytes:
-    """One network's bytes on each GPU, whatever the stage; `passes` estimates single passes.
+    """One network's bytes on each GPU, whatever the stage; `passes` measures single passes.
 
-    `trained` are the bytes of the weights that have gradients and moments. Weights have the dtype
-    of `options`. Computed and gathered tensors have the dtype of `computing_dtype`, or that of
-    `options` for adapters without mixed precision. While gradients are reduced, they are float32 if
-    the precision is mixed.
+    Weights have the dtype of `options`. Computed and gathered tensors have the dtype of
+    `computing_dtype`, or that of `options` for adapters without mixed precision. While gradients
+    are reduced, they are float32 if the precision is mixed.
 
     Args:
+        options: the network's section of the config.
+        model: the network's model config (config.json).
         base: for a critic of adapters, the bytes of the actor whose weights it shares, and the
             actor's model config.
+
+    Attributes:
+        weights: bytes of the weights, sharded over the ranks.
+        trained: bytes of the weights that have gradients and moments, sharded over the ranks.
+        gathered: bytes of all gathered weights; 0 without sharding.
+        root_gathered: bytes of the gathered weights outside the decoder layers.
+        layers_gathered: bytes of the decoder layers that are gathered at once.
+        parameters: numbers of parameters.
     """
 
     def __init__(
@@ -93,12 +104,15 @@ class NetworkBytes:
             self.base_gathered = base[0].root_gathered
 
     def reduction_bytes(self, activations: float) -> float:
-        """Return the extra memory for gradients that FSDP has not reduce-scattered yet.
+        """Return the extra bytes for gradients that FSDP has not reduce-scattered yet.
 
-        It is 0 without sharding, else the larger of two moments of the backward pass. Early, a
-        layer's gradients are reduced while the head's wait for the embedding's. At the end those of
-        the root (embedding, head, last norm) are reduced, in memory that the freed `activations`
-        (bytes) gave back.
+        They are 0 without sharding, else the larger need of two moments of the backward pass.
+        Early, a layer's gradients are reduced while the head's wait for the embedding's. At the end
+        the gradients of the root (embedding, head, last norm) are reduced, in memory that the
+        activations gave back.
+
+        Args:
+            activations: the bytes of the activations, which are free at the end.
         """
         if not self.is_sharded:
             return 0.0
@@ -109,7 +123,9 @@ class NetworkBytes:
 
 
 def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
-    """Return the numbers of trained parameters: the network's own, and its float32 adapters'."""
+    """Return the numbers of trained parameters: of the network itself, and of its float32
+    adapters.
+    """
     options = config.actor if name == "actor" else config.critic
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
     kind: Kind = "causal_lm" if name == "actor" else "value_model"

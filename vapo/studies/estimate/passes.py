@@ -1,4 +1,4 @@
-"""Measures the memory of single passes by running this package's own code on fake tensors.
+"""Measure the memory of single passes by running this package's own code on fake tensors.
 
 A fake tensor has a shape, a dtype and no memory, so a 32B network runs here as a small one.
 Activation checkpointing, attention kernels and the chunked log-probs count as they are.
@@ -43,10 +43,11 @@ class Parameters(NamedTuple):
     """Numbers of a network's parameters.
 
     Attributes:
-        layer: those of the largest decoder layer.
-        root: those outside the decoder layers.
-        head: those of the root whose gradients come before the layers'; not an untied embedding.
-        active: those that compute a token, which are fewer than `total` with experts.
+        layer: in the largest decoder layer.
+        root: outside the decoder layers.
+        head: in the part of the root whose gradients come before the layers': all but an untied
+            embedding.
+        active: the parameters that compute a token, which are fewer than `total` with experts.
     """
 
     total: int
@@ -57,9 +58,12 @@ class Parameters(NamedTuple):
 
 
 class PassMemory(NamedTuple):
-    """Bytes of a pass: `peak` is the most at any time, `kept_bytes` included.
+    """The bytes of a pass.
 
-    `kept_bytes` remain from the forward to the backward; in the sampler they are the cache.
+    Attributes:
+        kept_bytes: the bytes that remain from the forward to the backward; for the sampler, the
+            cache.
+        peak: the most bytes at any time, `kept_bytes` included.
     """
 
     kept_bytes: int
@@ -67,10 +71,10 @@ class PassMemory(NamedTuple):
 
 
 class NetworkPasses:
-    """The passes of a whole network, extrapolated from networks of its first two and four layers.
+    """Measures passes of a whole network on fake networks of its first two and four layers.
 
-    Layers of one kind need the same bytes each, so the memory of a pass grows linearly with their
-    number. If layers differ, the whole network runs.
+    Equal layers need equally many bytes, so the memory of a pass grows linearly with their number.
+    If layers differ, the whole network runs.
     """
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -97,7 +101,12 @@ class NetworkPasses:
         self._networks = [FakeNetwork(with_first_layers(shape, count)) for count in counts]
 
     def run(self, one_pass: Callable[..., PassMemory], **sizes: Any) -> PassMemory:
-        """Return the whole network's memory of a pass, such as `FakeNetwork.update`."""
+        """Return the memory that a pass through the whole network needs.
+
+        Args:
+            one_pass: the pass, as `FakeNetwork.update`.
+            sizes: the arguments of the pass.
+        """
         memories = [one_pass(network, **sizes) for network in self._networks]
         if len(memories) == 1:
             return memories[0]
@@ -110,7 +119,7 @@ class NetworkPasses:
 
     @property
     def models(self) -> list[PreTrainedModel]:
-        """The fake models that read the tokens."""
+        """The fake models that read the tokens, one for each number of layers that is measured."""
         return [fake.backbone for fake in self._networks]
 
 
@@ -124,7 +133,7 @@ def _base_sizes(base: PreTrainedConfig) -> list[int]:
 
 
 def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool:
-    """Whether the responses of a pass share one forward of their prompt."""
+    """Whether the responses of a pass share one forward of their prompt in all these networks."""
     if any(n.shape.attn_implementation == "flash_attention_2" for n in networks):
         return False  # flash attention cannot share them; SDPA, which stands for it here, could
     models = [model for network in networks for model in network.models]
@@ -132,7 +141,7 @@ def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool
 
 
 class FakeNetwork:
-    """An actor or critic of fake tensors."""
+    """An actor or critic of fake tensors. Each pass returns the memory that it needed."""
 
     def __init__(self, shape: NetworkShape) -> None:
         self.shape = shape
@@ -154,7 +163,11 @@ class FakeNetwork:
                 parameter.register_post_accumulate_grad_hook(_drop_grad)
 
     def update(self, **lengths: int) -> PassMemory:
-        """Run a micro-batch's forward and backward; each gradient counts until it is complete."""
+        """Run a micro-batch's forward and backward. Each gradient counts until it is complete.
+
+        Args:
+            lengths: the fields of `Lengths`.
+        """
         with self._tracked() as tracker, self._autocast():
             total = self._forward(lengths)
             num_bytes = tracker.live
@@ -162,7 +175,11 @@ class FakeNetwork:
         return PassMemory(num_bytes, tracker.peak)
 
     def evaluation(self, **lengths: int) -> PassMemory:
-        """Run a forward without gradients, as for old log-probs and values."""
+        """Run a forward without gradients, as for old log-probs and values.
+
+        Args:
+            lengths: the fields of `Lengths`.
+        """
         # the network may be cut to few layers: layer 0 stands for any but the last
         layers = [-1 if layer == -1 else 0 for layer in self.shape.read_layers]
         with self._tracked() as tracker, torch.no_grad(), self._autocast():
@@ -170,14 +187,20 @@ class FakeNetwork:
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
-        """Run the sampler's forward over prompts; `kept_bytes` is their cache."""
+        """Run the sampler's forward over prompts. The result's `kept_bytes` are those of the
+        cache.
+        """
         with self._tracked() as tracker, self._no_autocast_eval():
             self._run(rows, prompt_tokens, cache := self._empty_cache())
             num_bytes = sum(t.nbytes for layer in cache.layers for t in _cached_tensors(layer))
         return PassMemory(num_bytes, tracker.peak)
 
     def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
-        """Sample a token for every row, with a cache of `width` columns: `kept_bytes`."""
+        """Sample a token for each row. The result's `kept_bytes` are those of the cache.
+
+        Args:
+            width: the number of columns of the cache.
+        """
         with self.mode, self._no_autocast_eval():
             self._run(rows, 1, cache := self._empty_cache())
             num_bytes = 0
@@ -215,7 +238,9 @@ class FakeNetwork:
             yield tracker
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Lightning's autocast, which keeps no copies of the weights."""
+        """Return Lightning's autocast, which caches no copies of weights, if the network uses
+        it.
+        """
         if not self.shape.autocast:
             return nullcontext()
         return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
@@ -236,7 +261,10 @@ class FakeNetwork:
         return loss + output.entropy.sum() if self.shape.has_entropy_bonus else loss
 
     def _value_loss(self, inputs: TokenInputs) -> Tensor:
-        """The critic's loss; for a categorical head with distributions of targets beside logits."""
+        """Return the critic's loss. That of a categorical head needs target distributions.
+
+        Without gradients, and for other heads, the sum of values stands for it.
+        """
         output = self.network(inputs)
         if output.logits is None or not torch.is_grad_enabled():
             return output.values.sum()
@@ -245,14 +273,16 @@ class FakeNetwork:
         return categorical_value_loss(logits, targets, inputs.response_mask, denominator=1)
 
     def _empty_cache(self) -> DynamicCache:
-        """Make a cache as the sampler does."""
+        """Make a KV cache as the sampler does."""
         config = self.shape.config
         return prompt_cache(config, is_recurrent=has_recurrent_layers(config))
 
     def _inputs(
         self, rows: int, prompt_tokens: int, response_tokens: int, prompts: int | None = None
     ) -> TokenInputs:
-        """Make fake inputs in the layout of the run; `rows` responses answer `prompts` prompts."""
+        """Make fake inputs in the layout that the run uses: `rows` responses to `prompts`
+        prompts.
+        """
         from torch.utils._mode_utils import no_dispatch
 
         prompts = rows if prompts is None else prompts
@@ -287,7 +317,7 @@ class FakeNetwork:
 
 
 def _cached_tensors(layer: Any) -> list[Tensor]:
-    """Return the tensors of a layer of the cache: keys and values, recurrent states, or both."""
+    """Return the tensors in one layer of the cache: keys and values, recurrent states, or both."""
     keys = [layer.keys, layer.values] if has_keys(layer) else []
     return [*keys, *recurrent_states(layer)]
 

@@ -29,9 +29,12 @@ from vapo.studies.estimate.waiting_states import read_layers
 
 @dataclass(frozen=True)
 class Hardware:
-    """Rates of each GPU (TFLOP/s of training, tokens/s of the engine) and mean lengths in tokens.
+    """The speed of each GPU, and the mean lengths of responses and prompts in tokens.
 
-    If `mean_prompt_tokens` is None, every prompt counts as `data.max_prompt_tokens` long.
+    Attributes:
+        sustained_tflops: TFLOP/s of a GPU in training.
+        sampled_tokens_per_s: tokens/s of the engine on a GPU.
+        mean_prompt_tokens: None counts every prompt as `data.max_prompt_tokens` long.
     """
 
     sustained_tflops: float
@@ -42,7 +45,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class PhaseHours:
-    """The hours of one phase: for sampling, and for passes through the networks."""
+    """The hours that one phase spends on sampling, and on passes through the networks."""
 
     iterations: int
     sampling: float
@@ -61,9 +64,10 @@ def run_hours(
     critic: PreTrainedConfig | None,
     shares_prompts: bool = False,
 ) -> dict[str, PhaseHours]:
-    """Return the hours of value pretraining, if there is any, and of the policy's iterations.
+    """Return phase -> its hours: "value pretraining", if there is any, and "policy".
 
     Args:
+        actor, critic: the model configs (config.json). `critic` is None without a critic.
         shares_prompts: whether the responses of a pass share one forward of their prompt.
     """
     numbers = resolve(config)
@@ -103,20 +107,22 @@ def _response_flops(
     critic: PreTrainedConfig | None,
     shares_prompts: bool,
 ) -> dict[str, float]:
-    """Return the FLOPs of one response in an iteration, for each network and for the states alone.
+    """Return the FLOPs that one response costs in an iteration: "actor", "critic" and "states".
 
-    Forward passes: the actor's log-probs where they are read, and once more with the answer for
-    OPPO; the reference's log-probs; each critic's values. If a critic reads the actor's states and
-    the log-probs are not read, the actor runs for the states alone: without the output layer, and
-    without the layers after those that are read. An update costs three forwards, four with
-    gradient checkpointing; a response updates one of several critics.
+    Forward passes: the actor's log-probs if they are read, and once more with the answer for OPPO;
+    the reference's log-probs; each critic's values. If a critic reads the actor's states and the
+    log-probs are not read, the actor runs for the states alone: without the output layer, and
+    without the layers after those that are read. An update costs three forwards, four with gradient
+    checkpointing; a response updates one of several critics.
     """
     prompt = hardware.mean_prompt_tokens or config.data.max_prompt_tokens
     response, numbers = hardware.mean_response_tokens, resolve(config)
     num_responses = numbers.num_prompts * numbers.group_size
 
     def flops(forward: ForwardFlops, rows: int) -> float:
-        """Return the FLOPs of a response in a pass of `rows`, drawn from all at random."""
+        """Return the FLOPs of a response in a pass over `rows` responses that are drawn at
+        random.
+        """
         prompts = float(num_responses)
         if shares_prompts:  # those with a response among the rows
             row_share = rows / num_responses
@@ -158,7 +164,7 @@ def _response_flops(
 
 
 def _up_to_layers(actor: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
-    """Return the config of the part of an actor that must run for the states of these layers."""
+    """Return an actor's model config, cut after the last layer whose states are read."""
     part = deepcopy(actor)
     text = part.get_text_config(decoder=True)
     numbers = layer_numbers(layers, text.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""Makes empty networks, whose passes are counted, from their config.json and options."""
+"""Make empty networks, whose passes are counted, from their config.json and options."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ class NetworkShape:
     """Everything that the memory of a network's passes depends on.
 
     Attributes:
-        dtype: that of the parameters while they compute.
+        kind: a causal language model or a value model.
+        config: the network's model config.
+        dtype: the dtype of the parameters while they compute.
+        on_gpu: whether the fake tensors stand for tensors on a GPU.
         casts_adapters: whether adapters are cast to `dtype`, as FSDP2's mixed precision does.
         read_layers: the actor's layers whose states a critic reads.
         states_dtype: the dtype of these states.
-        base: the config of the actor under a critic of adapters, which `lora` describes.
+        base: for a critic of adapters (`lora`), the model config of the actor under them; else
+            None.
     """
 
     kind: Kind
@@ -46,7 +50,7 @@ class NetworkShape:
 
     @property
     def backbone(self) -> PreTrainedConfig:
-        """The config of the network that reads the tokens."""
+        """The config of the model that reads the tokens: the base under adapters, else its own."""
         return self.base or self.config
 
 
@@ -58,7 +62,9 @@ def with_first_layers(shape: NetworkShape, num_layers: int) -> NetworkShape:
 
 
 def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str = "auto") -> Actor:
-    """Make an empty actor for a critic's adapters."""
+    """Make an empty, frozen actor from its model config, to which a critic's adapters can be
+    added.
+    """
     kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
     model = model_of_config("causal_lm", base, path=str(base.name_or_path), **kernels)
     accept_adapters(model.requires_grad_(False))
@@ -66,7 +72,10 @@ def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str 
 
 
 def make_network(shape: NetworkShape) -> tuple[Actor | Critic, PreTrainedModel]:
-    """Make the empty network; return it and the model in it, or under it, that reads the tokens."""
+    """Make the empty network.
+
+    Return it, and the model that reads its tokens: its own, or the base under its adapters.
+    """
     is_flash = shape.attn_implementation == "flash_attention_2"
     attention = "sdpa" if is_flash else shape.attn_implementation
     path, base, model_config = str(shape.config.name_or_path), None, shape.config

@@ -1,4 +1,4 @@
-"""Runs a config's training steps on fake tensors, as one of N ranks of which no other exists."""
+"""Run a config's training steps on fake tensors, as one of N ranks; the others do not exist."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ class Simulation:
     """What the training steps of one GPU need.
 
     Attributes:
-        peaks: the bytes of each part at the peak of a stage, by phase and stage.
-        work: the work of one optimizer step, by phase and network.
-        microbatches: the number of micro-batches of one optimizer step, by network.
+        num_ranks: the number of GPUs, of which one is simulated.
+        peaks: (phase, stage) -> part -> bytes at the stage's peak.
+        work: (phase, network) -> the work of one optimizer step.
+        microbatches: network -> the number of micro-batches of one optimizer step.
         checkpoint: the bytes of a checkpoint that this rank writes.
     """
 
@@ -55,10 +56,10 @@ class Simulation:
 
 
 def simulate(config: FitConfig) -> Simulation:
-    """Run a minibatch of each pass and phase, then a checkpoint, on the config's number of ranks.
+    """Run one minibatch of each network in each phase, then a checkpoint, on fake tensors.
 
-    Of the models only config.json is loaded. All prompts and responses are as long as they may be.
-    Of a minibatch's micro-batches one of each size runs (`cutting`).
+    Only the models' config.json are loaded. All prompts and responses are as long as they may be.
+    Of a minibatch's micro-batches, one of each size runs (`cut_minibatch`).
     """
     watch_propagation()
     num_ranks = config.trainer.num_ranks
@@ -91,7 +92,7 @@ def simulate(config: FitConfig) -> Simulation:
 
 
 class _OneOfRanks(LightningEnvironment):
-    """Rank 0 of `num_ranks` processes, of which no other is started."""
+    """The environment of rank 0 of `num_ranks` processes. No other process is started."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class _SimulatedModule(VapoModule):
             self.phases.insert(0, Phase.VALUE_PRETRAINING)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.counts, self.tracker = StepCounts(), StageTracker()
-        self.cuts: dict[str, Cut] = {}  # by network
+        self.cuts: dict[str, Cut] = {}  # network -> its minibatch
         self.stands_for_gpu = config.trainer.accelerator != "cpu"
 
     # ---- what Lightning calls --------------------------------------------------------------
@@ -211,7 +212,11 @@ class _SimulatedModule(VapoModule):
         )
 
     def _microbatch(self, name: str, chunk: list[int]) -> Microbatch:
-        """Make a micro-batch when its network takes it, and begin the network's stage."""
+        """Make the fake micro-batch that a network reads next, and begin that network's stage.
+
+        Args:
+            chunk: one index of `Cut.run`.
+        """
         size, member = self.cuts[name].run[chunk[0]]
         prompts = [[i % size.prompts] * size.prompt_tokens for i in range(size.rows)]
         pairs = [(prompt, [0] * size.response_tokens) for prompt in prompts]

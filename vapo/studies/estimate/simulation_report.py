@@ -1,4 +1,8 @@
-"""The text of `vapo estimate --simulate_ranks`: memory beside the arithmetic, work, and time."""
+"""Write the text of `vapo estimate --simulate_ranks`.
+
+It compares the simulated memory with the estimate of `estimate_memory`, which is called the
+arithmetic, and gives a step's work and time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from vapo.studies.estimate.step_counts import KINDS, StepWork
 from vapo.system.host_memory import GIB
 from vapo.types import Phase
 
-# rows of the table, and the parts of the arithmetic in each; other parts belong to sampling
+# row of the table -> the parts of the estimate in it; further parts belong to sampling
 _ROWS = {
     "weights": ("actor weights", "critic weights", "reference weights"),
     "gathered weights": ("gathered weights",),
@@ -24,7 +28,7 @@ _POLICY = Phase.POLICY_OPTIMIZATION.value
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of each GPU: TFLOP/s that it sustains, and GB/s between it and the others."""
+    """Rates of each GPU: the TFLOP/s that it sustains, and the GB/s between it and the others."""
 
     sustained_tflops: float
     interconnect_gb_s: float
@@ -32,7 +36,10 @@ class Rates:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of one step of every network: of computing, and of sending, which may overlap."""
+    """The seconds of one optimizer step of all networks, for computing and for sending.
+
+    Both may overlap.
+    """
 
     computing: float
     sending: float
@@ -43,13 +50,15 @@ class StepSeconds:
 
 
 def arithmetic_parts(estimate: MemoryEstimate, stage: str) -> dict[str, float]:
-    """Return the arithmetic's bytes of a stage by rows of the table, without those of sampling."""
+    """Return the estimated bytes of a stage for each row of the table, without those of
+    sampling.
+    """
     parts = estimate.stages[stage]
     return {row: sum(parts.get(name, 0.0) for name in names) for row, names in _ROWS.items()}
 
 
 def stage_bytes(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, tuple[float, float]]:
-    """Return for each stage of a policy step its simulated bytes and the arithmetic's."""
+    """Return for each stage of a policy step its simulated bytes and its estimated bytes."""
     return {
         stage: (sum(parts.values()), sum(arithmetic_parts(estimate, stage).values()))
         for stage in estimate.stages
@@ -60,8 +69,11 @@ def stage_bytes(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, t
 def step_seconds(works: Mapping[str, StepWork], num_ranks: int, rates: Rates) -> StepSeconds:
     """Return the seconds of one optimizer step of these networks, one after the other.
 
-    Collectives are rings. In a gather or a scatter a rank sends (N - 1) / N of the whole tensor,
-    in an all-reduce twice as much, and in any other collective the whole tensor.
+    Collectives are rings. In a gather or a scatter a rank sends (N - 1) / N of the whole tensor, in
+    an all-reduce twice as much, and in any other collective the whole tensor.
+
+    Args:
+        works: network -> the work of its optimizer step.
     """
     share = (num_ranks - 1) / num_ranks
     times = {"all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}
@@ -73,13 +85,17 @@ def step_seconds(works: Mapping[str, StepWork], num_ranks: int, rates: Rates) ->
 
 
 def policy_works(simulation: Simulation) -> dict[str, StepWork]:
-    """Return the work of a policy step by network."""
+    """Return network -> the work of its optimizer step during policy optimization."""
     works = {name: work for (phase, name), work in simulation.work.items() if phase == _POLICY}
     return dict(sorted(works.items()))
 
 
 def simulation_lines(simulation: Simulation, estimate: MemoryEstimate, rates: Rates | None) -> str:
-    """Return tables of memory and work, a step's time at these rates, and the peaks' ratio."""
+    """Return a text with tables of memory and work, a step's time, and both peaks with their ratio.
+
+    Args:
+        rates: the GPU's rates; None leaves the time out.
+    """
     ranks = simulation.num_ranks
     stages = stage_bytes(simulation, estimate)
     lines = [

@@ -1,4 +1,4 @@
-"""The most rows and tokens that a config asks a process for at once."""
+"""The most rows and tokens that a config asks of a process at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from vapo.config import FitConfig, resolve
 
 
 class Lengths(NamedTuple):
-    """A batch in the worst case: `rows` responses of one length, and `prompts` that are read.
+    """A batch in the worst case: `rows` responses of one length to `prompts` prompts of one length.
 
-    There are fewer prompts than rows where responses share the forward of their prompt.
+    There are fewer prompts than rows if responses share the forward of their prompt.
     """
 
     rows: int
@@ -29,9 +29,9 @@ def num_processes(config: FitConfig) -> int:
 
 
 def longest_rows(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
-    """Return the lengths of `num_rows` responses of a process, if all are as long as they may be.
+    """Return the sizes of `num_rows` responses of a process if all are as long as they may be.
 
-    Where prompts are shared, the responses answer as many different prompts as the process has.
+    With shared prompts, the responses answer as many different prompts as the process has.
     """
     prompts = num_rows
     if shares_prompts:
@@ -41,7 +41,7 @@ def longest_rows(config: FitConfig, num_rows: int, *, shares_prompts: bool = Fal
 
 
 def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
-    """Return the worst-case micro-batch out of `num_rows` responses of a process.
+    """Return the micro-batch that needs the most memory, made of up to `num_rows` responses.
 
     If all of them at full length exceed `training.first_microbatch_tokens`, prompts and responses
     are shortened so that the batch fills this limit. With shared prompts, each prompt then has its
@@ -65,13 +65,17 @@ def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool =
 
 
 def local_rollouts(config: FitConfig) -> int:
-    """Return the number of responses that a process has in an iteration."""
+    """Return the number of responses that each process has in an iteration."""
     numbers = resolve(config)
     return numbers.num_prompts * numbers.group_size // num_processes(config)
 
 
 def local_minibatch(config: FitConfig, network: str) -> int:
-    """Return the number of responses in a process's minibatch of `actor` or `critic`."""
+    """Return the number of responses in each process's minibatch.
+
+    Args:
+        network: "actor" or "critic".
+    """
     size = config.training.minibatch_size
     if network == "critic":
         if config.critic.num_minibatches is not None:

@@ -1,4 +1,4 @@
-"""Tracks the memory of a simulated step by stage and part, for one process or sharded.
+"""Track the memory of a simulated step by stage and part, for one process or a sharded one.
 
 It adapts torch's memory trackers.
 """
@@ -42,9 +42,9 @@ AT_REST = "at rest"
 
 
 class _BackwardTracker(ModTracker):
-    """Only tells a backward from a forward.
+    """Tells a backward from a forward, in place of torch's tracker of modules.
 
-    It sets no hooks on modules, because torch's keep the gradients of frozen modules.
+    It sets no hooks on modules, because torch's hooks keep the gradients of frozen modules.
     """
 
     @no_type_check
@@ -59,7 +59,7 @@ class _BackwardTracker(ModTracker):
 
 
 class StageTracker(MemTracker):
-    """Tracks the bytes of each part at the peak of each stage; its user sets `stage`.
+    """Tracks the bytes of each part at the peak of each stage. Set `stage` when a stage begins.
 
     It skips torch's statistics of every module, which would take most of the time.
     """
@@ -91,9 +91,9 @@ class StageTracker(MemTracker):
     def watch(
         self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> list[RemovableHandle]:
-        """Register what lies in memory before the step, and its gradients as they appear.
+        """Register the tensors that lie in memory before the step, and gradients as they appear.
 
-        Call it before entering the tracker; remove the hooks that it returns after the step.
+        Call it before entering the tracker. Remove the hooks that it returns after the step.
         """
         self.track_external(*modules, *optimizers)
         parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
@@ -109,7 +109,7 @@ class StageTracker(MemTracker):
         return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """Return the bytes of each part at the peak of each stage, under the table's names."""
+        """Return stage -> part -> bytes at the stage's peak. Parts have the names in `PARTS`."""
         stages: dict[str, dict[str, float]] = {}
         for stage, peak in self.peaks.items():
             parts = stages[stage] = dict.fromkeys(PARTS.values(), 0.0)

@@ -1,4 +1,4 @@
-"""Counts FLOPs and collectives of a simulated step, and answers reads of its fake tensors."""
+"""Count the FLOPs and collectives of a simulated step, and answer reads of its fake tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vapo.studies.estimate.memory_tracker import ASKS_FOR_DEVICE
 from vapo.system.private_attributes import propagates_shards
 
 OPTIMIZER_STEP = "optimizer step"
-# each collective's kind, and the place of the argument with the whole tensor; None: its result
+# torch's name -> the collective's kind, and which argument is the whole tensor (None: the result)
 _COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "c10d._allgather_base_": ("all-gather", 0),
     "c10d.allgather_": ("all-gather", 0),
@@ -36,7 +36,7 @@ _NOTHING_SENT = (
     *("c10d.barrier", "c10d.monitored_barrier_"),
     *("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"),
 )
-# attention: the place of the query (key and value follow), and the products relative to a forward
+# attention -> which argument is the query (key and value follow), and its cost in forwards
 _ATTENTION = {
     "aten._scaled_dot_product_flash_attention_for_cpu": (0, 1.0),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": (1, 2.5),
@@ -45,10 +45,10 @@ _ATTENTION = {
 
 @dataclass
 class StepWork:
-    """The work of one GPU: FLOPs, and for each kind of collective its number and bytes.
+    """The work of one GPU: FLOPs, and for each kind of collective their number and bytes.
 
-    The bytes are those of whole tensors. A collective that is not in `KINDS` goes by torch's name
-    and has the bytes of the largest among its arguments and its result.
+    The bytes are those of whole tensors. A collective that is not in `KINDS` has torch's name as
+    its kind, and the bytes of the largest among its arguments and its result.
     """
 
     flops: float = 0.0
@@ -63,12 +63,12 @@ class StepWork:
 
 
 class StepCounts(TorchDispatchMode):
-    """Counts what a step computes and sends; `parts` are its micro-batches and optimizer steps.
+    """Counts what a step computes and sends. `parts` has (stage, work) of each part that began.
 
     Fake tensors have no numbers, so reads of them are answered here. A float is 0 and a bool is
     True, so that checks pass and every loss and norm is finite. An integer is the number of the
-    critic whose rows the micro-batch has. In an optimizer step a number is 1, because Adam divides
-    by the count of its steps. An index by a mask takes all elements.
+    critic that the micro-batch trains. In an optimizer step a number is 1, because Adam divides by
+    the count of its steps. An index by a mask takes all elements.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class StepCounts(TorchDispatchMode):
         self._member = 0
 
     def begin(self, stage: str, inputs: TokenInputs | None = None, *, member: int = 0) -> None:
-        """Begin a part: count what follows under this stage.
+        """Begin a part, a micro-batch or an optimizer step: count what follows under this stage.
 
         Args:
             inputs: the tokens of the micro-batch; None keeps those of the part before.
@@ -130,7 +130,10 @@ class StepCounts(TorchDispatchMode):
 
     @no_type_check
     def _attention(self, query, key, value) -> float:
-        """The FLOPs of the query-key pairs that attention needs: it is causal, within segments."""
+        """Return the FLOPs of attention over the query-key pairs that it needs.
+
+        Attention is causal. If rows hold several segments, it stays within each.
+        """
         share = 0.5
         if query[2] == self._num_columns:
             share = self._pairs / (query[0] * query[2] * key[2])
@@ -138,7 +141,7 @@ class StepCounts(TorchDispatchMode):
 
 
 def _num_bytes(value: object) -> int:
-    """The bytes of all tensors in a nested value."""
+    """Return the bytes of all tensors in a nested value."""
     return sum(t.nbytes for t in tree_iter(value) if isinstance(t, Tensor))
 
 
@@ -146,7 +149,7 @@ def _num_bytes(value: object) -> int:
 def _full_index(index):
     """Return an index as a list; for a mask, an index of each dimension, as if all were True.
 
-    The values of these indices are 0: only their shapes count.
+    The entries of these indices are 0: only their shapes count.
     """
     if index is None or index.dtype is not torch.bool:
         return [index]

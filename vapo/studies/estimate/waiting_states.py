@@ -1,4 +1,6 @@
-"""The hidden states of an actor that wait in the host's memory, for a probe or an estimator."""
+"""The bytes of an actor's hidden states that wait in the host's memory for a probe or an
+estimator.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from vapo.studies.estimate.sizes import local_rollouts
 
 
 def read_layers(config: FitConfig) -> tuple[int, ...]:
-    """Return the actor's layers whose states the critic or the advantage estimator reads."""
+    """Return the numbers of the actor's layers whose states the critic or the estimator reads."""
     critic = config.critic
     if config.algorithm.has_critic and isinstance(critic, ProbeCritic):
         return tuple(critic.probe.layers)
@@ -25,9 +27,13 @@ def read_layers(config: FitConfig) -> tuple[int, ...]:
 def states_bytes(
     num_layers: int, actor: PreTrainedConfig, config: FitConfig, *, item_bytes: int
 ) -> float:
-    """Return the bytes of a process's hidden states: of an iteration, or of a larger file.
+    """Return the bytes of the actor's hidden states that a process holds in the host's memory.
+
+    They are those of one iteration's responses, or of a file of stored rollouts if it has more.
 
     Args:
+        num_layers: the number of layers whose states are read.
+        actor: the actor's model config.
         item_bytes: the bytes of one number.
     """
     rows, name = local_rollouts(config), config.components.value_pretraining.data
@@ -41,7 +47,10 @@ def states_bytes(
 
 
 def gram_bytes(actor: PreTrainedConfig, config: FitConfig) -> float:
-    """Return the bytes of `critic.ridge`'s Gram matrices, one for each batch of its window."""
+    """Return the bytes of `critic.ridge`'s Gram matrices, one for each batch of its window.
+
+    They are 0.0 without `critic.ridge`.
+    """
     critic = config.critic
     if critic.ridge is None or not config.algorithm.has_critic:
         return 0.0

@@ -1,1 +1,1 @@
-"""Which effects of the ablation a setting can show, behind `vapo gates`."""
+"""Decides which effects of the ablation a setting can show, for `vapo gates`."""

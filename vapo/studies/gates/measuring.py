@@ -1,4 +1,4 @@
-"""Measures the figures of `vapo gates` by short trainings: a run's beginning, each network alone.
+"""Measure the figures of `vapo gates` by short trainings of a run's first iterations.
 
 Module, stages and losses are those of `vapo fit`. No checkpoints and no records are written.
 """
@@ -27,11 +27,11 @@ from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
 from vapo.training.parts import Sampling, assemble_parts, module_of, num_pretraining_iterations
 
-_POLICY_ITERATIONS = 10
+_POLICY_ITERATIONS = 10  # most policy iterations of the first trial run
 
 
 def policy_iterations(num_iterations: int) -> int:
-    """Return how many policy iterations of the run's beginning follow value pretraining."""
+    """Return the number of policy iterations in the first trial run. They are at most 10."""
     return min(_POLICY_ITERATIONS, num_iterations)
 
 
@@ -45,11 +45,13 @@ def measure(
 ) -> tuple[GateFigures, GateCurves]:
     """Make the trial runs of `vapo gates` one after the other, and return what they measured.
 
-    Each begins with the config's start networks.
+    Each begins with the config's start networks. The first one trains as configured, the second
+    only the critic (if the worth of a guess was measured), the third only the policy.
 
     Args:
+        start: the start policy's held-out rollouts, and the worth of a guess.
         states_of: returns the hidden state before each token of a rollout, for the oracle.
-        num_iterations: the most policy iterations that a trial run of one network alone takes.
+        num_iterations: the most policy iterations of the second and third trial run.
         folder: the pretrained critic is saved here.
     """
     config, progress, batch = setting.config, setting.progress, start.batch
@@ -99,11 +101,14 @@ def trial_run(
 ) -> VapoModule:
     """Train the config's start networks until the watcher stops the run or all iterations are over.
 
+    Return the trained module.
+
     Args:
-        num_policy_iterations: how many iterations the policy phase has at most.
+        watcher: measures the networks and may stop the run.
+        num_policy_iterations: the most iterations of the policy phase.
         trained: the networks that the policy phase trains.
-        pretrained_in: the folder for the critic of value pretraining, with which the run then
-            begins, as configured. None: the run begins with the policy phase.
+        pretrained_in: the folder for the pretrained critic. The run then begins with value
+            pretraining, as configured. If None, it begins with the policy phase.
 
     Raises:
         UserError: the networks, the engine or the rewards cannot be made, as in `vapo fit`.
@@ -139,7 +144,11 @@ def collect_figures(
     """Collect the figures that the rules read, after the trial runs.
 
     Args:
-        oracle: the explained variance of an oracle; None without hidden states.
+        beginning: measured the first trial run, which trained as configured.
+        unlearning: measured the critic alone; None if this was not run.
+        collapse: measured the policy alone.
+        oracle: the explained variance of the true values; None without hidden states.
+        num_iterations: the most policy iterations of the trial runs.
     """
     config, batch, numbers = setting.config, start.batch, resolve(setting.config)
     first, last = beginning.pretraining[0], beginning.pretraining[-1]

@@ -1,4 +1,4 @@
-"""What a setting can show: the table, the verdicts and the figure of `vapo gates`."""
+"""Write what a setting can show: the table, the verdicts and the figure of `vapo gates`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GREY = "#666666"
 
 
 def figure_rows(figures: GateFigures) -> list[tuple[str, str]]:
-    """Return the name and the value of each figure as text."""
+    """Return (name, value as text) of each figure."""
     variance_start, pretrained = figures.explained_variance_start, figures.value_pretrained
     return [
         ("mean reward of a response (going on)", f"{figures.mean_reward:.3f}"),
@@ -113,9 +113,9 @@ def markdown(figures: GateFigures, gates: Sequence[Gate], *, about: Sequence[str
 
 
 def figure(figures: GateFigures, curves: GateCurves) -> Figure:
-    """Draw three curves by iteration, and return the figure, which the caller closes.
+    """Draw three curves by iteration. The caller must close the figure.
 
-    They are what the critic learns in value pretraining, how fast it unlearns its start, and how
+    They show what the critic learns in value pretraining, how fast it unlearns its start, and how
     fast the policy shortens its responses.
     """
     with house_style():
@@ -167,7 +167,7 @@ def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
 
 
 def _finish(axes: Axes, xlabel: str, ylabel: str) -> None:
-    """Label the axes, with ticks at whole iterations and a legend below, where it hides no line."""
+    """Label the axes, and add ticks at whole iterations and a legend below the curves."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)

@@ -1,4 +1,6 @@
-"""Which effects of the paper's ablation a setting can show: the rules, on measured figures."""
+"""Rules that decide from measured figures which effects of the paper's ablation a setting can
+show.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Literal
 from vapo.intervals import interval_text, t_interval
 
 Word = Literal["can show", "cannot show", "open"]
-Condition = tuple[bool | None, str]  # whether it holds (None: not known), and its figures as text
+Condition = tuple[bool | None, str]  # whether it holds (None: unknown), and its figures as text
 
 MAX_FIRST_TOKEN_WEIGHT = 1e-2
 MAX_HORIZON_SHARE = 0.1
@@ -38,15 +40,28 @@ class Interval:
 class GateFigures:
     """The figures that `vapo gates` measures and the rules read.
 
-    Values and explained variances are measured on held-out responses of the start policy, values
-    at the middle token. `start_length` is the mean length of its training responses. `guess` is
-    None without --answer_now, `*_pretrained` are None where value pretraining is off.
-    `unlearned_after` and `collapsed_after` count iterations; None means not within
-    `num_iterations`. `unlearned_between` counts them for the two limits of the guess's interval.
-    Weights and horizons are means over the held-out responses: `*_adaptive` with the
-    length-adaptive lambda, `*_constant` with `algorithm.lambda_policy`. The fields after them
-    describe the first policy iterations, except `prompt_visits`, which says how often the whole
-    run takes each training prompt.
+    Values and explained variances are measured on held-out responses of the start policy, values at
+    the middle token. The last fields describe the first policy iterations of a run.
+
+    Attributes:
+        mean_reward, mean_length: of the held-out responses.
+        start_length: the mean length of the start policy's training responses.
+        guess: the mean reward of responses that are made to answer at their middle; None without
+            --answer_now.
+        value_pretrained, explained_variance_pretrained: after value pretraining; None if it is off.
+        explained_variance_oracle: of the true values; None without hidden states.
+        num_iterations: the most iterations of a trial run.
+        unlearned_after: the iterations until the critic's value is above the guess's mean; None if
+            it stays below.
+        unlearned_between: the iterations until it is above each limit of the guess's interval.
+        collapsed_after: the iterations until responses are half as long; None if they stay longer.
+        weight_adaptive, weight_constant: the reward's weight at the first token, with the
+            length-adaptive lambda and with `algorithm.lambda_policy`; means over responses.
+        horizon_adaptive, horizon_constant: 1 / (1 - lambda) with either lambda, in tokens.
+        share_right: the share of responses that are right.
+        length_variation: the coefficient of variation of response lengths.
+        share_returned: the share of groups whose prompt had another group before.
+        prompt_visits: how often the whole run takes each training prompt.
     """
 
     mean_reward: float
@@ -73,17 +88,19 @@ class GateFigures:
     prompt_visits: float
 
     def iterations_text(self, iterations: int | None) -> str:
-        """A number of iterations as text; None means more than the trial runs had."""
+        """Return a number of iterations as text. None stands for more than the trial runs had."""
         return f"> {self.num_iterations}" if iterations is None else str(iterations)
 
 
 @dataclass(frozen=True)
 class GateCurves:
-    """Curves by iteration, of which the first point is from before the first update.
+    """Curves by iteration. The first point of each is before the first update.
 
-    `explained_variance` and `value_pretraining`, the value at the middle token, are from value
-    pretraining; `value_unlearning` is that value while the critic alone is trained (empty without
-    a guess), `response_length` the mean length while the policy alone is.
+    Attributes:
+        explained_variance: of the critic in value pretraining.
+        value_pretraining: the critic's value at the middle token in value pretraining.
+        value_unlearning: that value while the critic alone is trained; empty without a guess.
+        response_length: the mean length while the policy alone is trained.
     """
 
     explained_variance: tuple[float, ...]
@@ -94,7 +111,7 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Gate:
-    """A verdict: whether the setting can show a component's effect, and the figures that decide."""
+    """A verdict on one component: whether the setting can show its effect, and the reasons."""
 
     component: str
     word: Word
@@ -104,8 +121,8 @@ class Gate:
 def clustered_interval(prompt_means: Sequence[float]) -> Interval:
     """Return the mean of the prompts' means with Student's 95 % interval over the prompts.
 
-    The responses to one prompt are not independent, so the sample is the prompts. The interval
-    has no limits for fewer than 4 of them. Source: Miller 2024 (arXiv 2411.00640).
+    The responses to one prompt are not independent, so the sample is the prompts. Below 4 prompts
+    the limits are -inf and inf. Source: Miller 2024 (arXiv 2411.00640).
     """
     num = len(prompt_means)
     mean = sum(prompt_means) / num
@@ -164,7 +181,10 @@ def judge(figures: GateFigures) -> list[Gate]:
 
 
 def _gate(component: str, conditions: Sequence[Condition]) -> Gate:
-    """Make a verdict with the conditions that decide it: the failed, else the unknown, else all."""
+    """Make the verdict on a component from its conditions.
+
+    It has the reasons that decide: the conditions that fail, else the unknown ones, else all.
+    """
     kinds = {holds for holds, _ in conditions}
     kind = False if False in kinds else None if None in kinds else True
     words: dict[bool | None, Word] = {False: "cannot show", None: "open", True: "can show"}
@@ -197,7 +217,7 @@ def _collapse_conditions(figures: GateFigures) -> list[Condition]:
 
 
 def _is_below(value: float, interval: Interval) -> bool | None:
-    """Whether a value is below an interval; None where it lies in the interval or is NaN."""
+    """Whether a value is below an interval. None if it lies in the interval or is NaN."""
     if math.isnan(value) or interval.low <= value <= interval.high:
         return None
     return value < interval.low
@@ -222,9 +242,14 @@ def _race(figures: GateFigures) -> Condition:
 
 
 def _collapses_in_time(collapse: int | None, unlearn: int | None) -> bool | None:
-    """Whether the policy collapses by the time the critic unlearns (False: over twice as late).
+    """Whether the policy collapses no later than the critic unlearns. False if over twice as late.
 
-    None if it is between the two, or if neither happened. What never happened counts as later.
+    None if it is between the two, or if neither happened. What never happened (None) counts as
+    later.
+
+    Args:
+        collapse: the iterations until the policy collapsed.
+        unlearn: the iterations until the critic unlearned.
     """
     if collapse is None or unlearn is None:
         return None if collapse is unlearn else unlearn is None
@@ -232,7 +257,7 @@ def _collapses_in_time(collapse: int | None, unlearn: int | None) -> bool | None
 
 
 def _single_conditions(f: GateFigures) -> dict[str, Condition]:
-    """Return the condition of each component that a single condition decides."""
+    """Return component -> its condition, for the components that a single condition decides."""
     has_short_horizon = f.horizon_constant < MAX_HORIZON_SHARE * f.mean_length
     weights = _factor(f.weight_adaptive, f.weight_constant)
     horizons = _factor(f.horizon_adaptive, f.horizon_constant)

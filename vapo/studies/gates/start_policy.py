@@ -25,12 +25,15 @@ from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.types import Prompt, Rollout, RolloutBatch, Turn
 
-_ANSWER_TOKENS = 16
+_ANSWER_TOKENS = 16  # most tokens of a guess
 
 
 @dataclass(frozen=True)
 class StartPolicy:
-    """The start policy's held-out rollouts, and the mean reward of guesses at their middle."""
+    """The start policy's held-out rollouts, and the mean reward of guesses at their middle.
+
+    `guess` is None if no guesses were sampled.
+    """
 
     batch: RolloutBatch
     guess: Interval | None
@@ -52,9 +55,12 @@ def sample_start(
     *,
     answer_ids: tuple[int, ...] | None,
 ) -> StartPolicy:
-    """Sample `evaluation.k` responses to each held-out prompt with the settings of training.
+    """Sample `evaluation.k` responses to each held-out prompt, and judge them.
 
-    With `answer_ids`, also sample and judge a guess at the middle of each response.
+    Args:
+        player: samples and judges, with the sampling settings of training.
+        answer_ids: the tokens that make the policy answer. With them a guess is sampled at the
+            middle of each response, and judged. None leaves guesses out.
     """
     k, settings, guess = config.evaluation.k, sampling_settings(config.rollouts), None
     rollouts = sample_and_score(
@@ -84,9 +90,9 @@ def sample_start(
 def answer_token_ids(
     text: str, tokenizer: PreTrainedTokenizerBase, *, max_response_tokens: int
 ) -> tuple[int, ...]:
-    """Return the tokens of the text that makes a policy answer.
+    """Return the token ids of the text that makes a policy answer, as ';'.
 
-    Raises: UserError: the tokens decode to another text, or leave no room for an answer.
+    Raises: UserError: the ids decode to another text, or leave no room for an answer.
     """
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
     decoded = sampled_text(ids, tokenizer)
@@ -119,7 +125,8 @@ def answer_at_middle(
 ) -> list[Rollout]:
     """Cut each response before its middle token, make it answer there, and judge it.
 
-    The engine continues from `answer_ids` for up to 16 tokens, within the response budget.
+    Return the judged responses. The engine continues from `answer_ids` for up to 16 tokens, within
+    the response budget.
     """
     starts = [(*r.response_ids[: middle_place(r)], *answer_ids) for r in rollouts]
     room = min(_ANSWER_TOKENS, settings.max_response_tokens - max(map(len, starts)))
@@ -146,8 +153,11 @@ def mean_weight_and_horizon(
 ) -> tuple[float, float]:
     """Return the reward's weight at the first token and the horizon, 1 / (1 - lambda) in tokens.
 
-    Both are means over responses. `adaptive` takes the length-adaptive lambda as configured, even
-    if the component is off; else lambda is the constant one.
+    Both are means over responses.
+
+    Args:
+        adaptive: True takes the length-adaptive lambda as configured, even if the component is off.
+            False takes `algorithm.lambda_policy`.
     """
     length_adaptive = replace(config.components.length_adaptive_gae, enabled=adaptive)
     components = replace(config.components, length_adaptive_gae=length_adaptive)

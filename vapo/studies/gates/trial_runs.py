@@ -1,4 +1,6 @@
-"""Watchers that measure the trial runs: a run's beginning, the critic alone, the policy alone."""
+"""Watchers that measure trial runs: a run's first iterations, the critic alone, the policy
+alone.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ from vapo.training.module import VapoModule
 from vapo.types import Phase, Rollout, RolloutBatch
 
 StatesOf = Callable[[Rollout], Sequence[str] | None]
+"""Returns the hidden state before each token of a rollout; None if they are not known."""
 
 
 @dataclass
 class StateReturns:
-    """Collects hidden states of the start policy's tokens with their returns, for an oracle.
+    """Collects the hidden states of the start policy's tokens with their returns, for an oracle.
 
     `is_complete` becomes False with the first rollout that has no states.
     """
@@ -58,7 +61,8 @@ class StateReturns:
     def oracle(self, heldout: RolloutBatch) -> float | None:
         """Return the explained variance of the states' mean returns on held-out rollouts.
 
-        It is the best that a critic could reach (`oracle.state_values`); None without states.
+        It is the best that a critic could reach (`oracle.state_values`). None if states are
+        missing.
         """
         states = self.states_in(heldout) if self.is_complete and self.states else None
         if states is None:
@@ -68,16 +72,19 @@ class StateReturns:
 
 
 class HeldOutValues(NamedTuple):
-    """A critic's explained variance on held-out rollouts, and its mean value at their middle."""
+    """A critic's explained variance on held-out rollouts, and its mean value at their middle
+    token.
+    """
 
     explained_variance: float
     middle: float
 
 
 def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
-    """Compare the critic's present values with the Monte-Carlo returns of held-out rollouts.
+    """Measure the critic's present values on held-out rollouts.
 
-    The middle is counted in the places that have a value: sampled tokens or turns.
+    The middle token is counted among the tokens that have a value. These are the sampled tokens, or
+    one for each turn.
     """
     evaluated, explained = explained_now(module, batch)
     places = value_token_mask(batch, module.hyperparameters)
@@ -89,9 +96,8 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
 class TrialWatcher(Callback, ABC):
     """Measures a trial run's networks before the first update and after each iteration.
 
-    The figures after an iteration are shown as progress.
-
-    A subclass ends the trial run when its measurement is over.
+    The figures after an iteration are shown as progress. A subclass ends the trial run when its
+    measurement is over.
     """
 
     progress: Progress
@@ -110,7 +116,9 @@ class TrialWatcher(Callback, ABC):
         trainer.should_stop = trainer.should_stop or is_over
 
     def measure_start(self, module: VapoModule) -> None:
-        """Measure the networks before their first update, when the critic's head is initialized."""
+        """Measure the networks before their first update. The critic's head is initialized by
+        then.
+        """
 
     @abstractmethod
     def measure_iteration(
@@ -118,16 +126,16 @@ class TrialWatcher(Callback, ABC):
     ) -> tuple[dict[str, float], bool]:
         """Measure the networks after an iteration.
 
-        Return figures to show, and whether the trial run is over.
+        Return (name -> figure to show, whether the trial run is over).
         """
 
 
 @dataclass(eq=False, repr=False)
 class CriticWatcher(TrialWatcher):
-    """Measures the critic on held-out rollouts while the policy is the start policy.
+    """Measures the critic on held-out rollouts while the policy is still the start policy.
 
-    It collects the mean lengths of that policy's training batches, and in `state_returns`, if that
-    is not None, their hidden states.
+    It collects the mean lengths of the start policy's training batches. If `state_returns` is not
+    None, it collects their hidden states there.
     """
 
     heldout: RolloutBatch
@@ -143,11 +151,13 @@ class CriticWatcher(TrialWatcher):
 
 @dataclass(eq=False, repr=False)
 class Beginning(CriticWatcher):
-    """Measures a run's beginning.
+    """Measures the first trial run, which trains as configured: value pretraining, then the policy.
 
-    `pretraining` has the critic's held-out values before value pretraining and after each of its
-    iterations. The other lists have a number for each iteration of the policy phase, except
-    `prompts`, which has the prompt id of each of its groups.
+    Attributes:
+        pretraining: the critic's held-out values before value pretraining and after each of its
+            iterations.
+        clip_fractions, shares_right, length_variations: a number for each policy iteration.
+        prompts: the prompt id of each group in the policy's iterations.
     """
 
     pretraining: list[HeldOutValues] = field(default_factory=list, init=False)
@@ -183,9 +193,10 @@ class Beginning(CriticWatcher):
 
 @dataclass(eq=False, repr=False)
 class Unlearning(CriticWatcher):
-    """Measures the critic that is trained alone, until it values the middle above a guess.
+    """Measures a critic that is trained alone, until its value at the middle is above a guess's.
 
-    Above means above the upper limit of the guess's interval, or its mean without a limit.
+    The run ends when the value is above the upper limit of the guess's interval, or above the
+    guess's mean if the interval has no limits.
     """
 
     guess: Interval
@@ -204,12 +215,15 @@ class Unlearning(CriticWatcher):
 
     @property
     def unlearned_after(self) -> int | None:
-        """The iterations until the value was above the guess's mean; None: not yet."""
+        """The iterations until the value was above the guess's mean. None if it never was."""
         return self._first_above(self.guess.mean)
 
     @property
     def unlearned_between(self) -> tuple[int | None, int | None]:
-        """The iterations until the value was above each limit of the guess's interval."""
+        """The iterations until the value was above the lower and the upper limit of the interval.
+
+        None stands for a limit that the value never passed.
+        """
         return self._first_above(self.guess.low), self._first_above(self.guess.high)
 
     def _first_above(self, value: float) -> int | None:
@@ -218,14 +232,16 @@ class Unlearning(CriticWatcher):
 
 @dataclass(eq=False, repr=False)
 class Collapse(TrialWatcher):
-    """Measures the policy that is trained alone, until its responses are half as long as at first.
+    """Measures a policy that is trained alone, until its responses are half as long as at first.
 
-    `start_lengths` are mean lengths of the start policy's training batches in earlier trial runs.
-    Together with this run's first batch they give `start_length`: one batch may be far from the
-    mean.
+    An iteration's rollouts are sampled before its own update. If sampling runs ahead, they are
+    `rollout/staleness_max` updates older still.
 
-    `lengths[n]` is the mean length after n updates. An iteration's rollouts are sampled before its
-    own update, and where sampling runs ahead, `rollout/staleness_max` updates earlier still.
+    Attributes:
+        start_lengths: mean lengths of the start policy's training batches in earlier trial runs.
+            `start_length` is the mean of them and this run's first batch, as one batch may be far
+            off.
+        lengths: lengths[n] is the mean length after n updates.
     """
 
     start_lengths: Sequence[float]
@@ -240,7 +256,9 @@ class Collapse(TrialWatcher):
 
     @property
     def collapsed_after(self) -> int | None:
-        """The updates after which responses were less than half as long; None: not yet."""
+        """The updates after which responses were less than half as long. None if they never
+        were.
+        """
         half = self.start_length / 2
         return next((n for n, length in enumerate(self.lengths) if length < half), None)
 

@@ -1,1 +1,1 @@
-"""A smoke test of a run: what its first iterations take, and what the whole run would take."""
+"""A smoke test of a run: what its first iterations need, and what the whole run would need."""

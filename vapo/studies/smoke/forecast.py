@@ -1,4 +1,4 @@
-"""What a whole run will take, by what a smoke test of it measured. Imports no torch."""
+"""Forecast what a whole run will need, from what a smoke test of it measured. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import evaluated_iterations, is_first_last_or_nth
 
 OTHER = "other"
-"""What is in no stage: importing libraries and reading data at the start, minibatches, records."""
+"""The time in no stage: importing libraries and reading data at the start, minibatches, records."""
 PRETRAINING, POLICY = "value_pretraining", "policy_optimization"
 _VALUE_PAGE, _CONTINUATIONS = "value_page", "continuations"
 _OTHER_TIMES = ("evaluation", "checkpoint")
-"""Stages that have a number of times of their own, and are not of each iteration."""
+"""Stages that do not run in each iteration. How often they run is counted separately."""
 
 
 @dataclass(frozen=True)
 class RunPart:
-    """The start of a session, or one of its iterations: seconds and peaks in bytes, by stage."""
+    """One part of a session: its start, or one iteration.
+
+    Attributes:
+        name: "start", or the iteration's phase.
+        seconds: stage -> the time that it took.
+        host, gpu: stage -> the most bytes of memory in use.
+    """
 
     name: str
     seconds: dict[str, float] = field(default_factory=dict)
@@ -31,9 +37,15 @@ class RunPart:
 
 @dataclass(frozen=True)
 class Session:
-    """What a session of a smoke test measured.
+    """What one session of a smoke test measured, from its start to its last checkpoint.
 
-    `num_evaluated` are the responses of one evaluation, `gpu_bytes` the memory of the GPU.
+    Attributes:
+        parts: the start, then each iteration.
+        checkpoint_bytes: the size of a checkpoint.
+        num_kept: how many checkpoints the run keeps.
+        critic_bytes: the size of the pretrained critic.
+        num_evaluated: how many responses one evaluation samples.
+        gpu_bytes: the memory of the GPU; None without one.
     """
 
     parts: list[RunPart]
@@ -45,14 +57,14 @@ class Session:
 
     @staticmethod
     def of(tree: Mapping[str, Any]) -> Session:
-        """Return the session that `dataclasses.asdict` made this tree of."""
+        """Return the session from which `dataclasses.asdict` made this tree."""
         parts = [RunPart(**part) for part in tree["parts"]]
         return Session(**{**tree, "parts": parts})
 
 
 @dataclass(frozen=True)
 class Item:
-    """What a run does `times` times, and the `seconds` that each takes."""
+    """Something that a run does several times: how often, and the seconds that each time takes."""
 
     name: str
     times: int
@@ -65,7 +77,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The parts of a whole run's time, and its responses and bytes."""
+    """What a whole run will need.
+
+    Attributes:
+        items: the parts of its time.
+        responses: stage -> how many responses it samples.
+        disk_written: bytes written during the whole run.
+        disk_held: the most bytes on disk at a time.
+    """
 
     items: list[Item]
     responses: dict[str, int]
@@ -78,10 +97,10 @@ class Forecast:
 
 
 def forecast(config: FitConfig, sessions: Sequence[Session]) -> Forecast:
-    """Predict a whole run of the config from what the sessions of a smoke test measured.
+    """Return what a whole run of the config will need, from the sessions of a smoke test.
 
-    An iteration counts as long as the mean of those measured in its phase. The time between the
-    stages of an iteration is counted with them.
+    Each iteration counts as long as the mean of the measured ones in its phase. The time between
+    the stages of an iteration belongs to it.
     """
     numbers, parts = resolve(config), [part for session in sessions for part in session.parts]
     pretraining = numbers.value_pretraining_iterations if config.algorithm.has_critic else 0
@@ -126,8 +145,10 @@ def forecast(config: FitConfig, sessions: Sequence[Session]) -> Forecast:
 
 
 def checkpoint_iterations(config: FitConfig) -> list[int]:
-    """The iterations after which a run saves a checkpoint, at most: each evaluated policy has the
-    best score so far."""
+    """Return the iterations after which a run saves a checkpoint.
+
+    It is the most that may be: it assumes that each evaluated policy has the best score so far.
+    """
     numbers, every = resolve(config), config.checkpoints.every_n_iterations
     pretraining = numbers.value_pretraining_iterations if config.algorithm.has_critic else 0
     last = pretraining + config.training.num_iterations
@@ -136,13 +157,18 @@ def checkpoint_iterations(config: FitConfig) -> list[int]:
 
 
 def num_due(num_iterations: int, every_n: int | None) -> int:
-    """How often something is due in a phase: at its first and last iteration, and every n-th."""
+    """Return how often something runs in a phase: in the first, the last, and each n-th iteration.
+
+    Args:
+        num_iterations: the iterations of the phase.
+        every_n: None stands for never.
+    """
     numbers = range(1, num_iterations + 1)
     return sum(is_first_last_or_nth(n, every_n, is_last=n == num_iterations) for n in numbers)
 
 
 def separate_stages(config: FitConfig) -> tuple[str, ...]:
-    """The stages that are not of each iteration, and are counted by themselves."""
+    """Return the stages that do not run in each iteration, and are counted separately."""
     stages = (*_OTHER_TIMES, _VALUE_PAGE)
     is_of_each = config.algorithm.advantage_estimator == "vine"
     is_measured = config.value_truth.every_n_iterations is not None
@@ -154,10 +180,12 @@ def _without(part: RunPart, stages: Sequence[str]) -> list[float]:
 
 
 def _mean_of_stage(parts: Sequence[RunPart], stage: str) -> float:
-    """The mean of the parts that have the stage; 0 if none has."""
+    """Return the mean seconds of a stage over the parts that have it; 0.0 if none has it."""
     return fmean([part.seconds[stage] for part in parts if stage in part.seconds] or [0.0])
 
 
 def session_file(folder: Path, last: int) -> Path:
-    """The file into which the session up to iteration `last` writes its figures."""
+    """Return the path of the file into which the session up to iteration `last` writes its
+    figures.
+    """
     return folder / f"session_{last}.json"

@@ -1,4 +1,6 @@
-"""The text that ends a smoke test: seconds and memory by stage, and the whole run. No torch."""
+"""Write the text that ends a smoke test: seconds and memory by stage, and the forecast. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from vapo.studies.smoke.forecast import (
 from vapo.system.host_memory import GIB
 
 _COLUMNS = {"start": "start", PRETRAINING: "pretraining", POLICY: "policy"}
-"""The name of each part in the table's head. The start of the second session is its resume."""
+"""A part's name -> its title in the table. The start of the second session is titled "resume"."""
 _STAGES = {
     "loading": "loading networks",
     "engine_start": "engine's start",
@@ -26,14 +28,14 @@ _STAGES = {
     "value_page": "value page",
     "rollout_wait": "waiting for rollouts",
 }
-"""The stages whose names in a run's records are no words."""
+"""A stage's name in a run's records -> its title in the table, if they differ."""
 
 
 def seconds_table(sessions: Sequence[Session]) -> str:
-    """A table of seconds, with a row for each stage and a column for each part of the sessions.
+    """Return a table of seconds. A row is a stage, a column is a part of a session.
 
-    The last columns are each stage's peak of memory in all parts. A stage that took no time to
-    speak of has no row.
+    The last columns are each stage's peak of memory in all parts. A stage that took less than 0.05
+    seconds in every part has no row.
     """
     parts = [part for session in sessions for part in session.parts]
     names = [_COLUMNS[part.name] for part in parts]
@@ -60,7 +62,7 @@ def seconds_table(sessions: Sequence[Session]) -> str:
 
 
 def whole_run(config: FitConfig, prediction: Forecast, sessions: Sequence[Session]) -> str:
-    """What the whole run of the config will take, in words."""
+    """Return what the whole run of the config will need, as text."""
     lines = [f"time: about {duration(prediction.seconds)}"]
     lines += [
         f"  {item.times:>6,} x {item.name}, {duration(item.seconds)} each: {duration(item.total)}"
@@ -79,7 +81,7 @@ def whole_run(config: FitConfig, prediction: Forecast, sessions: Sequence[Sessio
 
 
 def _memory(sessions: Sequence[Session]) -> list[str]:
-    """A line on the largest memory that was in use; none if nothing was measured."""
+    """Return a line on the largest memory that was in use; [] if nothing was measured."""
     parts = [part for session in sessions for part in session.parts]
     host, gpu = (
         max((n for peaks in by_part for n in peaks.values()), default=0)
@@ -93,7 +95,7 @@ def _memory(sessions: Sequence[Session]) -> list[str]:
 
 
 def _limits(config: FitConfig, *, on_gpu: bool) -> list[str]:
-    """Sentences on why this run may take another time than is extrapolated."""
+    """Return a line on why this run may take another time than the forecast."""
     pretraining, limits = config.components.value_pretraining, []
     limits.append("the policy's responses become longer or shorter while it learns")
     stops = pretraining.stop_explained_variance, pretraining.stop_value_loss
@@ -112,7 +114,7 @@ def _limits(config: FitConfig, *, on_gpu: bool) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Say a duration in the unit that suits it.
+    """Return a duration as text, in the unit that suits it.
 
     >>> [duration(s) for s in (0.25, 42.4, 600, 175_000)]
     ['0.25 s', '42 s', '10.0 minutes', '48.6 hours']
@@ -123,7 +125,7 @@ def duration(seconds: float) -> str:
 
 
 def shown_bytes(num_bytes: float) -> str:
-    """Say a size in MiB, GiB or TiB."""
+    """Return a size as text, in MiB, GiB or TiB."""
     in_tib = num_bytes / (1024 * GIB)
     return shown_size(num_bytes) if in_tib < 1 else f"{in_tib:.1f} TiB"
 
@@ -133,7 +135,13 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _peaks(parts: Sequence[RunPart], stage: str | None, *, has_gpu: bool) -> list[str]:
-    """The peaks of host and GPU in a stage, or in all stages."""
+    """Return the host's peak of memory in a stage as text in GiB, and with `has_gpu` the GPU's.
+
+    The text is "" if nothing was measured.
+
+    Args:
+        stage: None takes the peaks over all stages.
+    """
     texts = []
     for peaks_of_parts in ([part.host for part in parts], [part.gpu for part in parts]):
         num_bytes_used = [

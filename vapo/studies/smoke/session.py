@@ -1,4 +1,4 @@
-"""One session of a smoke test: measures the parts of a run's beginning, and then ends the run."""
+"""Measure one session of a smoke test: the first iterations of a run, which then ends."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.datamodule import datamodule_of, iteration_of
 from vapo.training.module import VapoModule
 
-_LOOK_S = 0.05
-_FIND_CHILDREN_S = 1.0
+_LOOK_S = 0.05  # seconds between two looks at the memory
+_FIND_CHILDREN_S = 1.0  # seconds between two searches for child processes
 _ENGINE_STARTS = "engine_start"
 
 
 class SmokeSession(Callback):
-    """Ends a run in good order after iteration `last`, and writes a `Session` into `file`.
+    """Callback that ends a run in good order after iteration `last`, and writes a `Session`.
 
-    The run saves a checkpoint then, as it does after its last iteration. It must come after the
-    evaluation, whose time is not that of the run's start.
+    The run then saves a checkpoint, as it does after its last iteration. The session is written
+    into `file`. This callback must come after the evaluation, whose time does not belong to the
+    run's start.
     """
 
     def __init__(self, last: int, file: Path) -> None:
@@ -72,7 +73,7 @@ class SmokeSession(Callback):
         self.memory.close()
 
     def _end_part(self, progress: Progress) -> None:
-        """Give the part that ends here its seconds by stage."""
+        """Note the seconds of each stage in the part that ends now."""
         now, part = time.time(), self.memory.part
         seconds = {
             stage: total - self._seconds_before.get(stage, 0.0)
@@ -100,12 +101,12 @@ class SmokeSession(Callback):
 
 
 class MemoryWatch:
-    """Looks twenty times a second at what memory is in use, in a thread, and notes the peaks.
+    """Notes the peaks of memory in use, in a thread that looks twenty times a second.
 
-    The peaks are those of the stage that is running, in the `part` that has begun last. On the host
-    they are the resident memory of this process and of those that it has started. On the GPU they
-    are all that is in use on the card, by whatever process. The card is looked at once `device` is
-    set, but not while an engine starts, which may record CUDA graphs: nothing may disturb it then.
+    A peak belongs to the running stage of the `part` that began last. The host's memory is the
+    resident memory of this process and of its child processes. The GPU's memory is all that is in
+    use on it, by whatever process. The GPU is looked at once `device` is set, but not while an
+    engine starts, which may record CUDA graphs: nothing may disturb it then.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ class MemoryWatch:
             self.look()
 
     def look(self) -> None:
-        """Note what is in use now."""
+        """Note the memory that is in use now."""
         stage = "" if self._progress is None else self._progress.running_stage
         peaks = [(self.part.host, self._host_bytes())]
         if self._on_gpu and stage != _ENGINE_STARTS:
