@@ -1,1 +1,3 @@
-"""Many runs as one command: a grid of rows, each with several seeds, each its own process."""
+"""Makes many runs with one command: a grid of rows, each with several seeds, each its own
+process.
+"""

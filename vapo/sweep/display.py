@@ -1,4 +1,4 @@
-"""Shows how far the runs of a sweep are, as the journals in their folders say.
+"""Show the progress of a sweep's runs, as recorded by the journals in their folders.
 
 On a terminal this is a block that is redrawn below the lines about runs that start and end.
 Elsewhere it is a few lines at intervals, printed only if they have changed.
@@ -36,10 +36,12 @@ _EXPLAINED_VARIANCE = "critic/explained_variance"
 
 @dataclass
 class RunningTask:
-    """A task whose process was started.
+    """A task whose process was started, with its latest metrics.
 
-    `started` is the time of the start by the monotonic clock, `started_at` the same as Unix time,
-    both in seconds. `latest` has the last recorded value of each metric.
+    Attributes:
+        started: seconds of the monotonic clock at the start.
+        started_at: Unix time at the start.
+        latest: metric -> its latest recorded value.
     """
 
     task: Task
@@ -53,7 +55,7 @@ class RunningTask:
     _read_bytes: int = field(default=0, init=False, repr=False)
 
     def read(self) -> None:
-        """Read what the run has recorded since the last call; nothing while it starts up."""
+        """Update `latest` with what the run has recorded since the last call."""
         with contextlib.suppress(OSError):  # the journal does not exist yet, or cannot be reached
             if self._journal is None:  # a journal older than this start is of an earlier attempt
                 files = [a / "tracking" / JOURNAL_NAME for a in reversed(self.folder.attempts())]
@@ -69,7 +71,7 @@ class RunningTask:
                 self.latest |= {key: value for key, value, *_ in points}
 
     def describe(self) -> str:
-        """Say how far the run is: `iteration 12 of 40, score 45.3 %`.
+        """Return how far the run is: `iteration 12 of 40, score 45.3 %`.
 
         A value pretraining has its critic's explained variance in place of the score.
         """
@@ -85,7 +87,7 @@ class RunningTask:
 
 
 def num_iterations(config: FitConfig) -> int:
-    """Return the number of iterations of both phases; value pretraining may stop earlier."""
+    """Return the number of iterations of both phases. Value pretraining may stop earlier."""
     return resolve(config).value_pretraining_iterations + config.training.num_iterations
 
 
@@ -98,8 +100,8 @@ def seconds_left(
     """Estimate the seconds until all tasks have ended, with `jobs` of them at a time.
 
     A task is expected to take the mean time of the finished tasks of its kind (row or value
-    pretraining). Resumed runs do not count there: their seconds cover only a part of the run.
-    Returns None when no task is left, or when a task of a kind is left of which none has finished.
+    pretraining). Resumed runs do not count there: their seconds cover only a part of the run. The
+    result is None if no task is left, or if no task of a remaining kind has finished.
     """
     durations = defaultdict(list)
     for task in tasks:
@@ -118,10 +120,12 @@ def seconds_left(
 
 
 class SweepDisplay:
-    """Prints the progress of a sweep; a context manager that is entered while runs are at work.
+    """Prints the progress of a sweep. It is a context manager, entered while runs are at work.
 
-    `stream` is standard output where it is None. `live` says whether a block can be redrawn there;
-    None means that this is found out from the stream.
+    Args:
+        stream: None takes standard output.
+        live: whether a block can be redrawn there; None asks the stream.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -152,10 +156,13 @@ class SweepDisplay:
         self._display.stop()
 
     def update(self, running: Sequence[RunningTask], counts: str, left_s: float | None) -> None:
-        """Show how far the running tasks are, unless that was done a moment ago.
+        """Show how far the running tasks are, unless they were shown a moment ago.
 
-        It may be called as often as one likes. `counts` says in words how many runs have ended,
-        are running and are to come; `left_s` is the estimated time to the end, None if unknown.
+        It may be called as often as one likes.
+
+        Args:
+            counts: a text on how many runs have ended, are running and are to come.
+            left_s: the estimated seconds to the end; None if unknown.
         """
         now = self._clock()
         names = [run.task.name for run in running]

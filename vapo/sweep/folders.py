@@ -36,11 +36,14 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended, or that it is `waiting`.
+    """How a task ended, or that it has not ended (`waiting`).
 
-    `reason` is the end of a failed run's log, or why a `blocked` task was not started. `seconds`
-    is how long the task's last process took: only a part of the run if that process resumed
-    (`was_resumed`). `was_done` says that the task had finished before this sweep was started.
+    Attributes:
+        seconds: how long the task's last process took. If that process resumed a run
+            (`was_resumed`), it is only a part of the run.
+        score: the run's last score, a share from 0 to 1; None without an evaluation.
+        reason: the end of a failed run's log, or why a `blocked` task was not started.
+        was_done: whether the task had finished before this sweep was started.
     """
 
     state: Literal["finished", "failed", "blocked", "waiting"]
@@ -54,9 +57,9 @@ class Outcome:
 
 
 class TaskFolder:
-    """A task's folder in a sweep's folder, with the paths of its files.
+    """The folder of one task within the sweep's folder, with the paths of its files.
 
-    A folder with the task's identity is taken as it is, whatever name it has.
+    If a folder with the task's identity exists, it is used, whatever name it has.
     """
 
     def __init__(self, sweep_dir: Path, task: Task) -> None:
@@ -82,7 +85,7 @@ class TaskFolder:
         return next((path for path in reversed(checkpoints) if path.exists()), None)
 
     def finished(self) -> Outcome | None:
-        """Return the outcome of a run that finished earlier; None if no such run is there."""
+        """Return the outcome of a run that finished in an earlier sweep; None if there is none."""
         with contextlib.suppress(OSError, ValueError):
             status = json.loads((self.path / "status.json").read_text())
             outcome = Outcome(**{**status["outcome"], "was_done": True})
@@ -91,9 +94,14 @@ class TaskFolder:
         return None
 
     def end(self, returncode: int, seconds: float, *, was_resumed: bool = False) -> Outcome:
-        """Read the outcome from what the process wrote, record it in `status.json`, return it.
+        """Record in `status.json` how the task's process ended, and return it.
 
-        `returncode` is the process's exit code, or minus the signal that killed it.
+        The score and the ids come from the summary that the process wrote.
+
+        Args:
+            returncode: the process's exit code, or minus the signal that killed it.
+            seconds: how long the process took.
+            was_resumed: whether the process resumed a run.
         """
         finished_attempts = [path for path in self.attempts() if (path / "summary.json").is_file()]
         if returncode or not finished_attempts:
@@ -117,9 +125,10 @@ class TaskFolder:
 
 
 def pretraining_identity(critic: str) -> str | None:
-    """Return the identity of the value pretraining that wrote a critic, from the critic's path.
+    """Return the identity of the value pretraining that wrote a critic; None if no sweep wrote it.
 
-    Returns None for a path that is not in a sweep's folder.
+    Args:
+        critic: the path of the critic's folder, which contains the identity.
     """
     match = re.search(r"_([0-9a-f]{12})/fit/[^/]+/pretrained_critic/?$", critic)
     return match[1] if match else None
@@ -129,11 +138,11 @@ def pretraining_identity(critic: str) -> str | None:
 def locked(sweep_dir: Path) -> Iterator[int]:
     """Lock the sweep's folder, and yield the lock's file descriptor, which the runs inherit.
 
-    A run that outlives a killed sweep therefore still holds the lock, so that it is not started
-    a second time.
+    A run that outlives a killed sweep therefore still holds the lock, so that it is not started a
+    second time.
 
-    Raises: UserError when a sweep, or a run that a sweep started, is at work in the folder, or
-    when the folder cannot be written.
+    Raises: UserError: a sweep, or a run that a sweep started, is at work in the folder, or the
+    folder cannot be written.
     """
     try:
         new_folders = make_folders(sweep_dir)
@@ -169,7 +178,9 @@ def describe_finished(plan: Plan, sweep_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """An existing folder of a sweep, the sweep's parent run and the store that has its runs."""
+    """An existing sweep's folder, the id of its parent run, and the MLflow store that has its
+    runs.
+    """
 
     path: Path
     parent_run_id: str
@@ -177,12 +188,13 @@ class SweepFolder:
 
 
 def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
-    """Read which sweep a folder belongs to, and where its runs were recorded.
+    """Read from a sweep's folder which sweep it belongs to, and where its runs were recorded.
 
-    A `tracking_uri` replaces the store that the runs themselves recorded.
+    Args:
+        tracking_uri: replaces the store that the runs themselves recorded.
 
-    Raises: UserError that says what the folder lacks. If it has no sweep record, the error lists
-        sweeps nearby.
+    Raises: UserError: the folder lacks something. If it has no sweep record, the error lists sweeps
+    nearby.
     """
     path = folder.expanduser().absolute()
     record = path / SWEEP_RECORD
@@ -217,7 +229,9 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
 
 @dataclass(frozen=True)
 class RunFolders:
-    """Folders of runs, the ids of these runs in the same order, and the store that has them."""
+    """Folders of runs, the ids of these runs in the same order, and the MLflow store that has
+    them.
+    """
 
     paths: Sequence[Path]
     run_ids: Sequence[str]
@@ -225,10 +239,12 @@ class RunFolders:
 
 
 def read_run_folders(folders: Sequence[Path], tracking_uri: str | None) -> RunFolders | None:
-    """Read which runs these folders belong to, and where they were recorded.
+    """Read from folders which runs they belong to, and where these runs were recorded.
 
-    Returns None for a single folder that is not a run's: it may be a sweep's. A `tracking_uri`
-    replaces the store that the runs themselves recorded.
+    The result is None for a single folder that is not a run's: it may be a sweep's.
+
+    Args:
+        tracking_uri: replaces the store that the runs themselves recorded.
 
     Raises: UserError: one of several folders is not a run's, or their stores differ.
     """
@@ -251,7 +267,7 @@ def read_run_folders(folders: Sequence[Path], tracking_uri: str | None) -> RunFo
 
 
 def _why_no_run(path: Path) -> str:
-    """Say why a path is not the folder of a run. Beside a missing one, name the nearest run."""
+    """Return why a path is not the folder of a run. If nothing is there, name the nearest run."""
     if (path / SWEEP_RECORD).is_file():
         return "it is the folder of a sweep, which has a report of its own: vapo report FOLDER"
     if path.exists():
@@ -263,7 +279,10 @@ def _why_no_run(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    """Name sweeps near a path that is not a sweep's folder: around it, in it or next to it."""
+    """Return a text that names sweeps near a path: around it, in it or next to it.
+
+    The path itself is not a sweep's folder.
+    """
     around = next((parent for parent in path.parents if (parent / SWEEP_RECORD).is_file()), None)
     if around is not None:
         return f"; the sweep around it is {around}"

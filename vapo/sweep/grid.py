@@ -1,4 +1,4 @@
-"""Reads a grid file and turns its entries into named rows. The format is in docs/sweeps.md.
+"""Read a grid file and turn its entries into named rows. The format is in docs/sweeps.md.
 
 Each kind of entry in `rows` is a class here, which says what such an entry may contain.
 """
@@ -31,7 +31,11 @@ from vapo.errors.suggestions import nearest_name
 class GridRow:
     """One row of a grid: what is merged over the base config, and the paper's score.
 
-    `folder` is the grid file's folder; relative paths in the overrides start there.
+    Attributes:
+        system: the algorithm's name, for the report.
+        component_off: the component that the row switches off; "" if none.
+        configs: config files that are merged over the base config, before `overrides`.
+        folder: the grid file's folder. Relative paths in the overrides start there.
     """
 
     name: str
@@ -45,7 +49,12 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid's rows. The others are compared with `full_system`; None means no comparison."""
+    """A grid's rows.
+
+    Attributes:
+        full_system: the name of the row with which the report compares all others; None for no
+            comparison.
+    """
 
     name: str
     description: str
@@ -54,7 +63,7 @@ class Grid:
 
 
 def component_names() -> tuple[str, ...]:
-    """Return the components' names, from the dataclass: every ablation has a new one at once."""
+    """Return the names of VAPO's components, so that an ablation has each new one at once."""
     return tuple(field.name for field in dataclasses.fields(Components))
 
 
@@ -72,7 +81,9 @@ class _Block(BaseModel):
 
 
 class Entry(_Block):
-    """The keys that an entry of any kind may have. `configs` are relative to the grid file."""
+    """The keys that entries of every kind may have. `configs` are paths from the grid file's
+    folder.
+    """
 
     system: str | None = None
     configs: list[str] = []
@@ -90,11 +101,11 @@ class Entry(_Block):
 
     @abstractmethod
     def entry_rows(self) -> Iterable[GridRow]:
-        """Return the entry's rows, from the keys of its kind alone; `rows` adds the other keys."""
+        """Return the entry's rows, made from the keys of its kind. `rows` adds the common keys."""
 
 
 class NamedRow(Entry):
-    """`row: NAME`: one row."""
+    """An entry `row: NAME`, which makes one row."""
 
     row: str
     component_off: _Component = ""
@@ -105,7 +116,7 @@ class NamedRow(Entry):
 
 
 class WithoutComponents(Entry):
-    """`without_components: true`: a row `without X` for every field of `Components`."""
+    """An entry `without_components: true`, which makes a row `without X` for each component X."""
 
     without_components: Literal[True]
     paper_scores: dict[_Component, float] = {}
@@ -134,7 +145,7 @@ class _Combinations(Entry):
 
 
 class Product(_Combinations):
-    """`product: {key: [values]}`: a row for every combination."""
+    """An entry `product: {key: [values]}`, which makes a row for every combination of values."""
 
     product: dict[str, Annotated[list[Any], Field(min_length=1)]]
 
@@ -146,7 +157,7 @@ class Product(_Combinations):
 
 
 class RowList(_Combinations):
-    """`list: [{key: value}, ...]`: a row for every mapping."""
+    """An entry `list: [{key: value}, ...]`, which makes a row for every mapping."""
 
     items: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(alias="list")
 
@@ -169,9 +180,9 @@ class _File(_Block):
 
 
 def read_grid(path: Path) -> Grid:
-    """Read the rows of a grid file.
+    """Read a grid file.
 
-    Raises: UserError that names the file, the line and the key.
+    Raises: UserError: the file has a fault. The error names the file, the line and the key.
     """
     layer = read_text(text_of(path, option="--grid"), str(path))
     entries = describe(FitConfig)
@@ -203,7 +214,7 @@ def read_grid(path: Path) -> Grid:
 
 
 def _config_key(path: str) -> str:
-    """Return the config key that a value of a grid file sets; other values keep their own path."""
+    """Return the config key that a path in a grid file sets; the path itself if it sets none."""
     in_row = re.fullmatch(r"rows\.\d+\.(overrides|product|list\.\d+)\.(.+)", path)
     if in_row is None:
         return path
@@ -212,12 +223,15 @@ def _config_key(path: str) -> str:
 
 
 def choose_rows(grid: Grid, row_texts: Sequence[str]) -> Grid:
-    """Return the grid with the named rows alone, in the grid's order; without texts, all rows.
+    """Return the grid with the chosen rows alone, in the grid's order.
 
-    Each text names one row, or several with commas between them; a row's own name may have
-    commas, too. A grid that loses its full system has no comparison.
+    Without texts, all rows stay. If the full system is not chosen, there is no comparison.
 
-    Raises: UserError for a name that no row has, with the nearest name of a row.
+    Args:
+        row_texts: each names one row, or several with commas between them. A row's own name may
+            have commas, too.
+
+    Raises: UserError: no row has such a name. The error gives the nearest name.
     """
     if not row_texts:
         return grid
@@ -229,7 +243,12 @@ def choose_rows(grid: Grid, row_texts: Sequence[str]) -> Grid:
 
 
 def _split_names(text: str, row_names: Sequence[str]) -> Iterator[str]:
-    """Split at commas, but take the longest name of a row: `eps_low 0.1, eps_high 0.2` is one."""
+    """Yield the names of rows in a text with commas between them.
+
+    A row's own name may have commas, as `eps_low 0.1, eps_high 0.2`, so the longest name is taken.
+
+    Raises: UserError: no row has the next name.
+    """
     parts = text.split(",")
     while parts:
         for end in range(len(parts), 0, -1):
@@ -246,7 +265,14 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 def _checked(kind: type[_T], content: Mapping[str, Any], layer: Layer, prefix: str) -> _T:
-    """Return the content as a block of this kind; the error names one fault in it."""
+    """Return the content, checked, as an instance of `kind`.
+
+    Raises: UserError: the content has a fault. The error names one of them and its key.
+
+    Args:
+        layer: the file, for the error.
+        prefix: the path of the content in the file.
+    """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -273,7 +299,7 @@ def _unknown(name: str, names: Iterable[str]) -> str:
 
 
 def _did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Name the nearest known name, if one is near; upper and lower case do not matter."""
+    """Return a question that names the nearest known name; "" if none is near. Case is ignored."""
     by_lower = {known_name.lower(): known_name for known_name in names}
     nearest = nearest_name(name.lower(), by_lower)
     return f"did you mean '{by_lower[nearest]}'?" if nearest else ""
@@ -284,5 +310,5 @@ def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a value as an override or a grid file would have it."""
+    """Return the text of a value as a grid file or an override would have it."""
     return value if isinstance(value, str) else json.dumps(value)

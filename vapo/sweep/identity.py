@@ -1,4 +1,4 @@
-"""Identities of tasks. Equal ones have equal results: the same config, code and start models."""
+"""Identities of tasks. Tasks with equal ones have equal results: same config, code and models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.system.installation import __version__
 
 _PACKAGE = Path(__file__).parents[1]
-# Parts of the package that no training process loads: a change of them reruns nothing. The code
+# Parts of the package that no training process loads: if they change, no run is repeated. The code
 # that trains the critics of `vapo critics` is not in the list: their results depend on it.
 _AFTERWARDS = ("sweep", "studies/gates", "studies/estimate", "studies/critics/report.py", "cli.py",
                "commands/command_line.py", "commands/command_table.py", "commands/early_checks.py",
@@ -24,10 +24,10 @@ _AFTERWARDS = ("sweep", "studies/gates", "studies/estimate", "studies/critics/re
 
 
 def task_identity(config: FitConfig) -> str:
-    """Return 12 hex digits of all that decides a run's numbers: config, code and model folders.
+    """Return 12 hex digits, a digest of all that decides a run's numbers: config, code and models.
 
-    They do not depend on where the run is written and recorded, on credentials, or on the number
-    of threads, which depends on `--jobs`.
+    It does not depend on where the run is written and recorded, on credentials, or on the number of
+    threads, which depends on `--jobs`.
     """
     tree = deciding_tree(config)
     del tree["output_dir"], tree["tracking"], tree["trainer"]["num_threads"]
@@ -41,7 +41,7 @@ def task_identity(config: FitConfig) -> str:
 def code_version() -> str:
     """Return the package's version and a digest of the sources that a training process can load.
 
-    The digest takes the place of a commit: it also exists outside a checkout, differs between two
+    The digest takes the place of a commit. It also exists outside a checkout, differs between two
     states of uncommitted changes, and stays the same when a commit changes no code.
     """
     digest = hashlib.sha256()

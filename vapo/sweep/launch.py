@@ -1,4 +1,4 @@
-"""Starts runs, as processes of this host or as jobs of a Slurm cluster, through submitit."""
+"""Start runs, as processes of this host or as jobs of a Slurm cluster, through submitit."""
 
 from __future__ import annotations
 
@@ -29,14 +29,21 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 def fit_command(config: Path, checkpoint: Path | None) -> list[str]:
-    """Return the command line of `vapo fit` with this Python; it resumes from a `checkpoint`."""
+    """Return the command line of `vapo fit` with this Python.
+
+    With a `checkpoint`, the command resumes from it.
+    """
     command = python_command("vapo", "fit", "--config", str(config))
     return command if checkpoint is None else [*command, "--ckpt_path", str(checkpoint)]
 
 
 @dataclass
 class LocalHandle:
-    """A run that is a process of this host. `slot` is its number among the runs at a time."""
+    """A run that is a process of this host.
+
+    Attributes:
+        slot: the run's number among the runs at that time, which decides its GPUs.
+    """
 
     process: subprocess.Popen[bytes]
     slot: int
@@ -49,7 +56,7 @@ class LocalHandle:
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End the whole process group by force."""
+        """End the run's process group by force, and wait until it has ended."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -59,8 +66,12 @@ class LocalHandle:
 class LocalLauncher:
     """Starts up to `jobs` runs at a time on this host, each with a share of the cores and GPUs.
 
-    A run stops at its next safe point when this process ends, however it ends. The runs inherit
-    the file descriptor `keep_open` (the sweep's lock).
+    A run stops at its next safe point when this process ends, however it ends.
+
+    Attributes:
+        gpus: the ids of the GPUs to share.
+        keep_open: a file descriptor (the sweep's lock) that the runs inherit.
+        num_threads: the threads of each run, computed from `jobs`.
     """
 
     jobs: int
@@ -89,7 +100,10 @@ class LocalLauncher:
         return self._started[-1]
 
     def environment(self, slot: int, devices: int) -> dict[str, str]:
-        """Return the environment of a slot's run: its threads, and `devices` GPUs, round robin."""
+        """Return the environment variables of a run: its number of threads, and its GPUs.
+
+        The runs take `devices` GPUs each, round robin by their slot.
+        """
         environment = python_environment() | {STARTER: str(os.getpid())}
         environment.update(dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads)))
         if self.gpus:
@@ -99,7 +113,7 @@ class LocalLauncher:
 
 
 class SlurmHandle:
-    """A run that is a job of a cluster."""
+    """A run that is a job of a cluster. Its output goes into `log`."""
 
     def __init__(self, job: Any, log: Path) -> None:
         self.job = job
@@ -124,12 +138,14 @@ class SlurmHandle:
 
 
 class SlurmLauncher:
-    """Starts each run as a job, which has cores and GPUs for itself; nothing is assigned here.
+    """Starts each run as a job of a cluster, which gives it cores and GPUs.
 
-    `parameters` go to submitit (`timeout_min=600`, `slurm_partition=gpu`, `cpus_per_task=8`);
-    `cluster=local` runs the jobs as processes of this host, to try the launcher out.
+    Args:
+        folder: submitit keeps its files here.
+        parameters: go to submitit (`timeout_min=600`, `slurm_partition=gpu`, `cpus_per_task=8`).
+            `cluster=local` runs the jobs as processes of this host, to try the launcher out.
 
-    Raises: UserError when submitit is not installed, or refuses the parameters.
+    Raises: UserError: submitit is not installed, or refuses the parameters.
     """
 
     num_threads: int | None = None  # the run itself decides
@@ -157,9 +173,11 @@ class SlurmLauncher:
 
 
 def read_parameter(key: str, text: str) -> Any:
-    """Read a parameter's value as YAML. A time such as `1:30`, a number in YAML, stays a text.
+    """Return a parameter's value, read as YAML.
 
-    Raises: UserError when the text is not valid YAML.
+    A time such as `1:30`, which YAML reads as a number, stays a text.
+
+    Raises: UserError: the text is not valid YAML.
     """
     try:
         return text if other_number(text) else yaml.safe_load(text)
@@ -171,7 +189,7 @@ def read_parameter(key: str, text: str) -> Any:
 def run_logged(command: list[str], log: str) -> int:
     """Run a command inside a job, append its output to `log`, and return its exit code.
 
-    The run also stops when the process of the job, and only that one, is killed.
+    The run also stops if only the job's own process is killed.
     """
     environment = os.environ | {STARTER: str(os.getpid())}
     with open(log, "ab") as output:

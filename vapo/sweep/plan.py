@@ -59,10 +59,11 @@ _BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")
 
 @dataclass(frozen=True)
 class Task:
-    """One process: the run of a row and a seed, or a value pretraining.
+    """A process of a sweep: the run of one row with one seed, or a value pretraining.
 
-    `identity` is a digest of its config and code (`task_identity`). `needs` is the identity of the
-    value pretraining that must finish first, None if there is none.
+    Attributes:
+        identity: a digest of its config and code (`task_identity`).
+        needs: the identity of the value pretraining that must finish first; None if there is none.
     """
 
     row: GridRow
@@ -82,9 +83,11 @@ class Task:
 class Plan:
     """The tasks of a sweep.
 
-    `tasks` are in the order of work: each comes after the task that it needs. `row_configs` has
-    each row's config as the user gave it. `assigned` maps a row's name and a seed to the identity
-    of its task; rows with equal configs share one task.
+    Attributes:
+        base: the base config, over which the rows are merged.
+        row_configs: row -> its config as the user gave it.
+        tasks: in the order of work. Each comes after the task that it needs.
+        assigned: (row, seed) -> the identity of its task. Rows with equal configs share one task.
     """
 
     grid: Grid
@@ -95,7 +98,9 @@ class Plan:
     assigned: dict[tuple[str, int], str]
 
     def shares(self, seed: int) -> dict[str, list[str]]:
-        """Map the identity of each value pretraining of a seed to the rows that use its critic."""
+        """Return the identity of each value pretraining of a seed -> the rows that use its
+        critic.
+        """
         rows: dict[str, list[str]] = {}
         needs = {task.identity: task.needs for task in self.tasks}
         for row in self.grid.rows:
@@ -107,9 +112,12 @@ class Plan:
 def make_plan(
     grid: Grid, files: Sequence[Path], overrides: Sequence[str], seeds: Sequence[int]
 ) -> Plan:
-    """Compose every row's config, and find the value pretrainings that rows can share.
+    """Compose every row's config, and plan the runs and the value pretrainings that rows can share.
 
-    Raises: UserError when a config is wrong; for a row's config it names the row.
+    Args:
+        files, overrides: the base config.
+
+    Raises: UserError: a config is wrong. For a row's config the error names the row.
     """
     base, row_configs = compose_rows(grid, files, overrides)
     assigned: dict[tuple[str, int], str] = {}
@@ -128,9 +136,9 @@ def make_plan(
 def compose_rows(
     grid: Grid, files: Sequence[Path], overrides: Sequence[str]
 ) -> tuple[FitConfig, dict[str, FitConfig]]:
-    """Return the base config (files, then overrides) and each row's config, merged over it.
+    """Return the base config (files, then overrides), and row -> its config, merged over the base.
 
-    Raises: UserError when a config is wrong; for a row's config it names the row.
+    Raises: UserError: a config is wrong. For a row's config the error names the row.
     """
     for texts, place in ((overrides, ""), *((row.overrides, row.name) for row in grid.rows)):
         if any(text.partition("=")[0].strip() == "seed" for text in texts):
@@ -156,7 +164,7 @@ def compose_rows(
 def _tasks_of(
     row: GridRow, config: FitConfig, base: FitConfig, seed: int
 ) -> tuple[Task | None, Task]:
-    """Return the task of the row's value pretraining, None if it has none, and that of its run."""
+    """Return the tasks of a row and a seed: its value pretraining or None, and its run."""
     config = replace(config, seed=seed)
     if not resolve(config).value_pretraining_iterations:
         return None, Task(row, seed, config, task_identity(config))
@@ -176,9 +184,10 @@ def _tasks_of(
 def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     """Return the config of the run that only pretrains the critic of `config`.
 
-    The keys without influence on value pretraining have the values of `other`. This is the base
-    config for the run itself. For the run's identity it is the schema's defaults, so that a
-    critic is found again whatever else the base config changes.
+    Args:
+        other: the config whose values replace the keys that have no influence on value pretraining.
+            This is the base config for the run itself. For the run's identity it is the schema's
+            defaults, so that a critic is found again whatever else the base config changes.
     """
     for key in _NO_INFLUENCE:
         if key in _RULED_BY_SURROGATE.get(config.algorithm.surrogate, ()):
@@ -197,6 +206,9 @@ def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
 
     The component stays on, with 0 iterations. The run starts with the trained value head, whatever
     `critic.head.start` says of a new one.
+
+    Args:
+        critic: the path of the critic's folder.
     """
     config = set_key(config, "critic.init", critic)
     if config.critic.head.start != "as_loaded":
@@ -211,7 +223,7 @@ def set_key(config: Any, key: str, value: Any) -> Any:
 
 
 def differences(config: FitConfig, base: FitConfig) -> list[Change]:
-    """List the keys whose written values differ between two configs, without bookkeeping keys."""
+    """Return the keys whose written values differ between two configs, without bookkeeping keys."""
     base_values, values = flatten_written(base), flatten_written(config)
     return [
         Change(key, as_text(base_values.get(key)), as_text(values.get(key)))
@@ -221,7 +233,10 @@ def differences(config: FitConfig, base: FitConfig) -> list[Change]:
 
 
 def budget_differences(plan: Plan) -> Iterator[str]:
-    """Yield a line for each row whose budget is not the full system's (or the first row's)."""
+    """Yield a line for each row whose budget is not the full system's (or the first row's).
+
+    The budget is what a fair comparison keeps equal: data, rollouts, training and evaluation.
+    """
     expected = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     for name, config in plan.row_configs.items():
         changes = [
@@ -253,7 +268,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def describe_plan(plan: Plan, command: str) -> str:
-    """Describe in Markdown what is run, with which budget, and what each row changes."""
+    """Return a Markdown text on what is run, with which budget, and what each row changes."""
     reference = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     shares = plan.shares(plan.seeds[0])
     lines = [

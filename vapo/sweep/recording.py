@@ -1,4 +1,4 @@
-"""Records a sweep in MLflow: its parent run, and the names and tags of the runs below it."""
+"""Record a sweep in MLflow: its parent run, and the names and tags of the runs below it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import locate_store
 
-_MAX_PARAM = 6000
+_MAX_PARAM = 6000  # characters
 _MAX_NOTE = 5000  # MLflow limits a tag, and the report's table is put above this text
 
 
 class ParentRun:
-    """The parent run of a sweep folder; every sweep that is started in the folder has the same.
+    """The MLflow run that stands for a sweep. All sweeps that start in one folder share it.
 
-    Its artifact `sweep.json`, which a report reads, lists the rows in order and the run of each
-    row and seed. Once the parent run exists, a store that fails does not end the sweep: `note`
-    gets one line, and everything is recorded again when the next run ends.
+    Its artifact `sweep.json`, which a report reads, lists the rows in order and the run of each row
+    and seed. If a store fails after the parent run was created, the sweep goes on: `note` gets one
+    line, and everything is recorded again when the next run ends.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ParentRun:
         self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
-        """Return the address of the parent run's table, or the command that serves it."""
+        """Return the address of the parent run's page, or the command that serves it."""
         uri = self.plan.base.tracking.uri
         return how_to_open(uri, self.experiment_id, self.run_id, DESCRIPTION)
 
@@ -95,7 +95,7 @@ class ParentRun:
         return str(run.info.run_id)
 
     def child_config(self, task: Task, config: FitConfig) -> FitConfig:
-        """Return the task's config with the MLflow name and tags of its run."""
+        """Return a task's config with the MLflow name and tags of its run."""
         tags = {**config.tracking.tags, **self.child_tags(task)}
         base = self.plan.base
         uri = base.tracking.uri
@@ -135,7 +135,7 @@ class ParentRun:
     def record_end(self, task: Task, outcome: Outcome) -> None:
         """Note how a task ended, and record the sweep's present state.
 
-        Raises: OSError if `sweep.json` cannot be written in the sweep's folder.
+        Raises: OSError: `sweep.json` cannot be written in the sweep's folder.
         """
         from mlflow.exceptions import MlflowException
 
@@ -174,7 +174,11 @@ class ParentRun:
         self.client.log_batch(self.run_id, metrics=metrics, tags=[RunTag("best_row", best)])
 
     def abandoned(self, attempt: Path) -> None:
-        """Mark a run as abandoned: it was killed before a checkpoint, and is started anew."""
+        """Mark a run as abandoned: it was killed before a checkpoint, and is started anew.
+
+        Args:
+            attempt: the run's folder.
+        """
         from mlflow.exceptions import MlflowException
 
         if run_id := read_record(attempt).get("mlflow_run_id"):
@@ -197,7 +201,11 @@ class ParentRun:
 
     @contextlib.contextmanager
     def _store_may_fail(self) -> Iterator[None]:
-        """Turn MLflow's errors in this block into one note, until the store has taken all again."""
+        """Let the block fail in MLflow without ending the sweep. The first failure is noted to the
+        user.
+
+        Later ones are silent until everything has been recorded.
+        """
         from mlflow.exceptions import MlflowException
         from requests import RequestException
         from sqlalchemy.exc import SQLAlchemyError
@@ -241,7 +249,9 @@ class ParentRun:
         }
 
     def close(self, status: str) -> None:
-        """End the parent run; first try once more to record what the store has not taken."""
+        """End the parent run. If the store has missed something, try once more to record it
+        first.
+        """
         if self._is_behind:
             self._record()
         with self._store_may_fail():
@@ -249,7 +259,7 @@ class ParentRun:
 
 
 def metric_keys(rows: Sequence[str]) -> dict[str, str]:
-    """Return the metric name of each row: `sweep/` and the row's name.
+    """Return row -> the name of the metric with its score: `sweep/` and the row's name.
 
     Every character but letters, digits, `_`, `.`, `:`, space and `-` becomes `_`, and so does a
     name that is empty or only dots. If two rows would share a metric name, or the name would be

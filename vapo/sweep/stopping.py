@@ -1,4 +1,4 @@
-"""Stops a sweep's runs: a first signal asks all of them at once, a second one kills the rest."""
+"""Stop a sweep's runs: a first signal asks all of them to stop, a second one kills the rest."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vapo.system.process import ending_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S = 15.0
-"""The time in which runs can reach a safe point and close their records."""
+"""Seconds in which runs can reach a safe point and close their records."""
 
 _POLL_S = 0.05
 
 
 class Stoppable(Protocol):
-    """A started run."""
+    """A handle of a run that was started, as a process or as a job."""
 
     def poll(self) -> int | None:
         """Return the run's exit code, or None while it runs."""
@@ -29,14 +29,14 @@ class Stoppable(Protocol):
         """Ask the run to stop, as Ctrl-C does, without waiting for it."""
 
     def kill(self) -> None:
-        """End the run by force, with all that it has started."""
+        """End the run by force, with all processes that it has started."""
 
 
 class SweepSignals:
-    """Handles the signals that end a sweep: the first one is raised, further ones are counted.
+    """Handles the signals that end a sweep. The first one raises an exception, others are counted.
 
-    A signal between the start of a run and its entry in the list of running ones is deferred, and
-    no signal interrupts the stopping of the runs.
+    A signal that comes while a run is started is deferred until the run is in the list of running
+    ones. No signal interrupts the stopping of the runs.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,9 @@ class SweepSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer a first signal to the end of this block, which is a part of that of `catching`."""
+        """Defer a signal that comes in this block to its end. The block stands inside
+        `catching`.
+        """
         self._is_deferred = True
         try:
             yield
@@ -64,7 +66,9 @@ class SweepSignals:
             self._raise()
 
     def stop(self, runs: Sequence[Stoppable]) -> None:
-        """Ask all runs to stop, and wait; after `STOP_S` or a second signal kill the rest."""
+        """Ask all runs to stop, and wait. After `STOP_S` seconds or a second signal, kill the
+        rest.
+        """
         self._is_deferred = True
         for run in runs:
             run.interrupt()

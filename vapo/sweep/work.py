@@ -1,4 +1,4 @@
-"""Works through a sweep's tasks: starts those that are ready, and reports those that end."""
+"""Work through a sweep's tasks: start the ones that are ready, and report the ones that end."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _POLL_S = 0.2
 
 @dataclass
 class TaskRunner:
-    """Runs tasks, at most `jobs` at a time, each after the one that it needs.
+    """Runs tasks, at most `jobs` at a time, each after the value pretraining that it needs.
 
-    `prepare` gives a task's config its MLflow name and tags. `on_end` is called with every task's
-    outcome, `abandoned` with the folder of a run that is started anew.
+    Attributes:
+        launcher: starts the processes.
+        prepare: gives a task's config its MLflow name and tags.
+        on_end: called with every task and its outcome.
+        abandoned: called with the folder of each earlier attempt when a run starts anew.
+        outcomes: identity -> outcome of each task that has ended.
     """
 
     tasks: Sequence[Task]
@@ -126,7 +130,9 @@ class TaskRunner:
         self.on_end(task, outcome)
 
     def _counts(self) -> str:
-        """Count the tasks by state: `3 of 14 finished, 1 failed, 2 running, 8 to come`."""
+        """Return the numbers of tasks by state: `3 of 14 finished, 1 failed, 2 running, 8 to
+        come`.
+        """
         states = [outcome.state for outcome in self.outcomes.values()]
         numbers = {
             "failed": states.count("failed"),

@@ -1,1 +1,1 @@
-"""The report on recorded runs: a table with intervals, and figures."""
+"""Makes the report on recorded runs: a table with intervals, and figures."""

@@ -1,4 +1,6 @@
-"""Means over seeds with their intervals, and differences of rows. Scores are in per cent."""
+"""Compute means over seeds with their intervals, and differences of rows. Scores are in per
+cent.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,23 @@ from vapo.intervals import (
 ROUNDING = 1e-9  # per cent: float arithmetic may turn a difference of 0 into this
 COLLAPSE_SPREAD = 10.0  # points of standard deviation; without a collapse it is 2 to 6
 PromptMeans = Mapping[str, float]
-"""The share of correct responses to each prompt, by the prompt's digest."""
+"""A prompt's digest -> the share of correct responses to it."""
 Over = Literal["", "seeds", "prompts", "seeds and prompts"]
-"""What an interval takes as drawn at random; it takes everything else as fixed."""
+"""What an interval takes as drawn at random. It takes everything else as fixed."""
 
 
 @dataclass(frozen=True)
 class MeanOfSeeds:
-    """A mean over seeds, and its 95 % interval.
+    """A mean over seeds, or a difference of two such means, with its 95 % interval.
 
-    `interval` is None where the spread is unknown: with one run, or when runs cannot be paired. It
-    is also None where some seeds collapse. Then `seeds` has each seed's number, and a difference
-    has the `p` of a permutation test: with one seed in five collapsed, t-intervals of five seeds
-    cover the mean in 67 % of the cases, not in 95 %.
+    If some seeds collapse, there is no interval: with one seed in five collapsed, t-intervals of
+    five seeds cover the mean in 67 % of the cases, not in 95 %.
+
+    Attributes:
+        interval: None with one run, if runs cannot be paired, or if some seeds collapse.
+        seeds: each seed's number if some seeds collapse; else empty.
+        p: of a difference whose seeds collapse, the p-value of a permutation test; else None.
+        over: what the interval takes as drawn at random; "" without an interval.
     """
 
     mean: float
@@ -45,9 +51,9 @@ class MeanOfSeeds:
 
     @property
     def is_clear(self) -> bool | None:
-        """Whether the interval excludes 0 by more than rounding or, with a `p`, whether p < 5 %.
+        """Whether the mean differs from 0 clearly: its interval excludes 0, or `p` is below 5 %.
 
-        None where it is unknown how much training runs differ.
+        None if it is unknown how much training runs differ.
         """
         if self.p is not None:
             return self.p < 0.05
@@ -59,7 +65,7 @@ class MeanOfSeeds:
         """Return the mean to one digit, with its interval if there is one.
 
         Args:
-            sign: "+" shows the sign of positive numbers, too, as of a difference.
+            sign: "+" shows the sign of positive numbers, too, as for a difference.
         """
         spec = f"{sign}.1f"
         if self.interval is None:
@@ -68,11 +74,14 @@ class MeanOfSeeds:
 
 
 def estimate(values: Sequence[float], prompts: Sequence[PromptMeans] = ()) -> MeanOfSeeds:
-    """Return the mean +- t(0.975, n - 1) s / sqrt(n), or each seed's number where some collapse.
+    """Return the mean of the seeds' values, with the best interval that the data allow.
 
-    `prompts` has each seed's share of correct responses to each prompt. If all seeds have the same
-    prompts, the interval is over seeds and prompts together. A single seed has an interval over
-    its prompts alone.
+    With scores of single prompts, equal for all seeds, it is an interval over seeds and prompts.
+    Without them it is +- t(0.975, n - 1) s / sqrt(n) over seeds. A single seed has an interval over
+    its prompts alone. If some seeds collapse, the result has each seed's number instead.
+
+    Args:
+        prompts: for each seed, the share of correct responses to each prompt.
     """
     mean = fmean(values)
     if len(values) < 2:
@@ -100,10 +109,10 @@ def estimate_one_seed(mean: float, prompts: PromptMeans) -> MeanOfSeeds:
 
 
 def score_table(seeds: Sequence[PromptMeans]) -> np.ndarray | None:
-    """Return the scores as a table with a row for each seed and a column for each prompt. [S, P]
+    """Return the shares of correct responses as a table [seeds, prompts].
 
-    Returns None where the table has no interval: with fewer than two seeds or two prompts, or
-    where the seeds were scored on different prompts.
+    The result is None if the table has no interval: with fewer than two seeds or two prompts, or if
+    the seeds were scored on different prompts.
     """
     if (
         len(seeds) < 2
@@ -117,9 +126,12 @@ def score_table(seeds: Sequence[PromptMeans]) -> np.ndarray | None:
 def paired_differences(
     rows: Sequence[PromptMeans], other_rows: Sequence[PromptMeans]
 ) -> list[dict[str, float]]:
-    """Return the differences of two rows on the same seeds, prompt by prompt.
+    """Return for each seed prompt -> the difference of two rows' shares of correct responses.
 
-    A seed whose two runs were scored on different prompts has an empty mapping.
+    The mapping is empty for a seed whose two runs were scored on different prompts.
+
+    Args:
+        rows, other_rows: for each seed, the shares of one row and of the other row.
     """
     both = zip(rows, other_rows, strict=True)
     return [
@@ -133,13 +145,17 @@ def compare(
     full: Mapping[int, float],
     prompts: tuple[Mapping[int, PromptMeans], Mapping[int, PromptMeans]] = ({}, {}),
 ) -> tuple[MeanOfSeeds, str]:
-    """Return the difference of a row and the full system, and whether it is paired or unpaired.
+    """Return a row's difference to the full system, and whether it is "paired" or "unpaired".
 
     With common seeds the runs are paired, otherwise the interval is Welch's. A seed fixes prompts,
-    evaluation and value pretraining, so pairing removes their part of the spread. Where seeds
-    collapse, p is that of a permutation test, which flips the signs of paired differences or
-    permutes the rows of unpaired runs. With both rows' `prompts`, by seed, the pairs are pairs of
-    a seed and a prompt.
+    evaluation and value pretraining, so pairing removes their part of the spread. If seeds
+    collapse, the result has a p-value of a permutation test, which flips the signs of paired
+    differences or permutes the rows of unpaired runs.
+
+    Args:
+        scores, full: seed -> score, of the row and of the full system.
+        prompts: seed -> shares of correct responses, of the row and of the full system. With them,
+            each pair is a seed and a prompt.
     """
     common = sorted(scores.keys() & full.keys())
     if len(common) >= 2 or (common and min(len(scores), len(full)) < 2):

@@ -1,4 +1,4 @@
-"""Draws the figures: training curves, value pretraining, and diagnostics by token position."""
+"""Draw the figures: training curves, value pretraining, and diagnostics by token position."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.style import house_style, line_styles
 
 Points = Mapping[float, float]
+"""x -> y, of one run."""
 Band = Mapping[float, Sequence[float]]
-"""Maps each x to the values of a row's seeds there."""
+"""x -> the values of a row's seeds there."""
 _WIDTH = 7.1  # inches: a page's text
 _MAX_LINES = 9
 _LEGEND_CHARS = {4: 18, 3: 32, 2: 50, 1: 100}
-"""Maps a number of legend columns to the most characters of a label in each."""
+"""A number of legend columns -> the most characters of a label in each."""
 _WHEN = ("first", "last")
 _PRETRAINING_PANELS = {
     "critic/value_loss": "value loss",
@@ -42,7 +43,7 @@ _POSITION_PANELS = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its caption; `name` is its files' name without a suffix."""
+    """A figure with its caption; `name` is the name of its files without a suffix."""
 
     name: str
     caption: str
@@ -50,7 +51,7 @@ class Drawing:
 
 
 def draw_all(collection: Collection) -> Iterator[Drawing]:
-    """Yield every figure for which the runs have data. The caller closes each after use."""
+    """Yield every figure for which the runs have data. The caller must close each after use."""
     runs, full_system = collection.runs, collection.full_system
     with house_style():
         for suffix, about, rows in row_groups(collection):
@@ -80,8 +81,8 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
 def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
     """Yield groups of rows, so that no figure has more lines than a reader can distinguish.
 
-    A group is a suffix for the figure's name, words for its caption, and its rows. The ablation's
-    systems and its rows without a component are in different groups; the full system is in each.
+    A group is (suffix for the figure's name, words for its caption, names of rows). The ablation's
+    systems and its rows without a component are in different groups. The full system is in each.
     """
     rows_with_runs = {run.row for run in collection.runs}
     rows = [row for row in collection.rows if row.name in rows_with_runs]
@@ -104,7 +105,13 @@ def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _panels(num_panels: int, height: float, rows: Sequence[str], **share: Any) -> Any:
-    """Return a figure with two panels in each line, and the array of its axes."""
+    """Return a figure with two panels in each line, and the array of its axes.
+
+    Args:
+        height: the panels' height in inches.
+        rows: the labels of the legend, which needs room.
+        share: options for shared axes, as `sharex`.
+    """
     lines, size = -(-num_panels // 2), (_WIDTH, height + legend_height(rows))
     return pyplot.subplots(lines, 2, figsize=size, squeeze=False, layout="constrained", **share)
 
@@ -117,9 +124,15 @@ def curves(
     *,
     pretraining: bool = False,
 ) -> Figure | None:
-    """Draw metrics against the policy's steps, or against iterations of value pretraining.
+    """Draw metrics against policy steps, or against iterations of value pretraining.
 
-    `panels` maps each metric to its title. Returns None where no run has any of the metrics.
+    The result is None if no run has any of the metrics.
+
+    Args:
+        rows: the names of the rows to draw.
+        panels: metric -> title.
+        full_system: the row that is drawn in black.
+        pretraining: whether to draw value pretraining instead of the policy's training.
     """
     points = partial(points_of, pretraining=pretraining)
     bands = {key: row_bands(runs, rows, partial(points, key=key)) for key in panels}
@@ -150,8 +163,11 @@ def curves(
 def position_figure(
     runs: Sequence[RunRecord], rows: Sequence[str], full_system: str | None
 ) -> Figure | None:
-    """Draw VC-PPO's diagnostics by token position: on the left the first policy iteration, on the
-    right the last. Returns None where no run has them."""
+    """Draw means by token position, at the first policy iteration (left) and at the last (right).
+
+    They are values, advantages and the final reward's weight. The result is None if no run has
+    them.
+    """
     styles = line_styles(rows, full_system)
     data = {
         (column, when): row_bands(runs, rows, partial(position_points, when=when, column=column))
@@ -185,7 +201,9 @@ def _draw_zero(axis: Axes) -> None:
 def draw_bands(
     axis: Axes, bands: Mapping[str, Band], styles: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Draw a line with about eight markers for each row, and a shade where it has several seeds."""
+    """Draw a line for each row, the mean of its seeds. A shade goes from the lowest to the
+    highest.
+    """
     for row, band in bands.items():
         x, color = list(band), styles[row]["color"]
         mean, low, high = (
@@ -199,7 +217,11 @@ def draw_bands(
 
 
 def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], panel_bands: Any) -> None:
-    """Add one legend below the panels, with the rows that any of them has."""
+    """Add one legend below the panels, with the rows that any panel has.
+
+    Args:
+        panel_bands: for each panel, row -> band.
+    """
     present = [row for row in styles if any(row in bands for bands in panel_bands)]
     labels = [wrapped_label(row) for row in present]
     handles = [
@@ -222,7 +244,7 @@ def wrapped_label(label: str) -> str:
 
 
 def legend_height(labels: Sequence[str]) -> float:
-    """Return the legend's height in inches, which is added to the panels' height."""
+    """Return the legend's height in inches, to be added to the panels' height."""
     num_lines = sum(wrapped_label(label).count("\n") + 1 for label in labels)
     return 0.16 * -(-num_lines // legend_columns(labels))
 
@@ -230,11 +252,14 @@ def legend_height(labels: Sequence[str]) -> float:
 def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     """Return a run's metric against policy steps, or against iterations of value pretraining.
 
-    The score is in per cent. Iterations of value pretraining count from 1; the axis of policy
-    steps leaves them out. A policy step x is the number of updates of the policy that a value
-    belongs to. An iteration's rollouts belong to the policy before its update, an evaluation to
-    the policy after it. Values logged at every step, such as the entropy, are averaged over the
-    iteration and stand at its beginning.
+    The score is in per cent. Iterations of value pretraining count from 1. The axis of policy steps
+    leaves them out. A policy step x is the number of updates of the policy that a value belongs to.
+    An iteration's rollouts belong to the policy before its update, an evaluation to the policy
+    after it. Values logged at every step, such as the entropy, are averaged over the iteration and
+    stand at its beginning.
+
+    Args:
+        key: the metric's name.
     """
     values, steps, phase = (
         run.history.get(name, {}) for name in (key, "progress/policy_steps", "progress/phase")
@@ -255,7 +280,13 @@ def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
 def row_bands(
     runs: Sequence[RunRecord], rows: Sequence[str], points: Callable[[RunRecord], Points]
 ) -> dict[str, Band]:
-    """Return the band of each row that has points; each x must be in the points of all seeds."""
+    """Return row -> its band, for each row that has points.
+
+    A band has each x that all seeds of the row have.
+
+    Args:
+        points: returns the points of a run, empty if it has none.
+    """
     bands: dict[str, Band] = {}
     for row in rows:
         seed_points = [seed for run in runs if run.row == row and (seed := points(run))]
@@ -265,9 +296,13 @@ def row_bands(
 
 
 def position_points(run: RunRecord, when: str, column: str) -> Points:
-    """Return a column of the position diagnostics at the `first` or `last` policy iteration.
+    """Return position -> a column of the position diagnostics, of one policy iteration.
 
-    Positions with fewer than 5 % of the tokens that the first position has are left out.
+    Positions with fewer than 5 % of the tokens of the first position are left out. The result is {}
+    if the run has no such column.
+
+    Args:
+        when: "first" or "last" policy iteration.
     """
     tables = [table for table in run.positions if table["phase"] == "policy_optimization"]
     tables.sort(key=lambda table: int(table["iteration"]))

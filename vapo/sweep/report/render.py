@@ -1,4 +1,4 @@
-"""Renders the table as Markdown, as CSV and as a page of HTML."""
+"""Render the table as Markdown, as CSV and as a page of HTML."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TITLES = {FRESH: "fresh prompts, %", RECENT: "last policies, %", AVERAGE: "aver
 def columns(
     collection: Collection, table: Sequence[RowResult]
 ) -> dict[str, Callable[[RowResult], str]]:
-    """Map each column's title to the function that returns the text of a row's cell."""
+    """Return column title -> function from a row to the text of its cell."""
     cells: dict[str, Callable[[RowResult], str]] = {
         "row": lambda row: row.name,
         "seeds": lambda row: str(row.num_runs),
@@ -80,7 +80,7 @@ def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
 
 
 def as_csv(table: Sequence[RowResult]) -> str:
-    """Return the table's numbers, unrounded, as CSV; a missing number is an empty cell."""
+    """Return the table's numbers, unrounded, as CSV. A missing number is an empty field."""
     rows = [
         [csv_cell(row.name), row.num_runs, *_numbers(row.score), *_numbers(row.difference),
          row.difference and row.difference.p, row.how, row.common_seeds,
@@ -96,7 +96,11 @@ def as_csv(table: Sequence[RowResult]) -> str:
 def page(
     collection: Collection, table: Sequence[RowResult], figures: Mapping[str, tuple[str, Path]]
 ) -> str:
-    """Return the report as one HTML file. `figures` maps each name to its caption and PNG file."""
+    """Return the report as one HTML file.
+
+    Args:
+        figures: figure name -> (caption, PNG file).
+    """
     cells = columns(collection, table)
     head = "".join(f"<th>{html.escape(title)}</th>" for title in cells)
     body = ""
@@ -161,7 +165,7 @@ def _number(value: float | None, *, signed: bool = False) -> str:
 
 
 def _sign(row: RowResult) -> str:
-    """Say whether a row's difference has the paper's sign, and whether it is clear."""
+    """Return whether a row's difference has the paper's sign, and whether it is clear, as text."""
     if row.sign not in ("agrees", "differs"):
         return row.sign
     return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"

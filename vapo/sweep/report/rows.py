@@ -1,8 +1,8 @@
-"""Groups recorded runs into rows of the table, names the rows, and says what is left out.
+"""Group recorded runs into rows of the table, name the rows, and report what is left out.
 
 Runs of one name form one row if everything that decides their numbers is equal, except the seed
-(`identity_facts`). Otherwise they form several rows, and the rows' names have the keys that
-differ. A row has one run for each seed.
+(`identity_facts`). Otherwise they form several rows, whose names contain the keys that differ. A
+row has one run for each seed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _MAX_VALUE_CHARS = 40
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run of the store that is not yet in a row of the table.
+    """A run of the MLflow store, before it is put into a row of the table.
 
-    `name` is the row's name that a sweep gave it, or the run's name without the seed. `facts` is
-    all that decides the run's numbers beside the seed (`identity_facts`). `score` is avg@k of the
-    last evaluation, None if there was no evaluation.
+    Attributes:
+        name: the row's name that a sweep gave it, or the run's name without the seed.
+        score: avg@k of the last evaluation; None if there was no evaluation.
+        facts: all that decides the run's numbers beside the seed (`identity_facts`).
     """
 
     mlflow_run: Any
@@ -62,7 +63,7 @@ class RecordedRun:
 
 
 def make_recorded_run(run: Any) -> RecordedRun:
-    """Return MLflow's run as a `RecordedRun` without facts."""
+    """Return an MLflow run as a `RecordedRun`, whose facts are still empty."""
     tags = run.data.tags
     texts = (tags.get("seed"), run.data.params.get("seed"))
     seed = next((int(text) for text in texts if text and re.fullmatch(r"-?\d+", text)), 0)
@@ -75,14 +76,15 @@ def make_recorded_run(run: Any) -> RecordedRun:
 def identity_facts(run: Any, resumed_with: str | None, pretraining: Any | None) -> dict[str, str]:
     """Return the facts that two runs must share, beside the seed, to be seeds of one row.
 
-    They are the config without the places where the run lies and what it keeps, the digest of the
-    code (or its commit, where there is no digest), and the digests of the models and the prompts.
+    They are the config without the keys for where the run is written and what it keeps, the digest
+    of the code (or its commit, if there is no digest), and the digests of models and prompts.
 
     Args:
-        resumed_with: the text of config_resumed.yaml. The fact of a value that a resumed run
-            changed is "OLD, then NEW".
-        pretraining: the run of a sweep's value pretraining from which this one starts. Its facts
-            replace the path of the critic, which differs between seeds.
+        run: MLflow's run.
+        resumed_with: the text of config_resumed.yaml; None if the run was not resumed. A value that
+            a resumed run changed becomes the fact "OLD, then NEW".
+        pretraining: MLflow's run of the sweep's value pretraining from which this run starts; None
+            if there is none. Its facts replace the path of the critic, which differs between seeds.
     """
     tags, params = dict(run.data.tags), dict(run.data.params)
     if resumed_with is not None:
@@ -108,7 +110,7 @@ def identity_facts(run: Any, resumed_with: str | None, pretraining: Any | None) 
 
 
 def prompt_digests(run: Any) -> dict[str, str]:
-    """Return the digests of a run's prompts, `training` and `evaluation`, if it recorded them."""
+    """Return "training" and "evaluation" -> the digests of a run's prompts, if it recorded them."""
     prompts = defaultdict(list)
     inputs = run.inputs.dataset_inputs if run.inputs else []
     for dataset_input in sorted(inputs, key=lambda dataset_input: str(dataset_input.dataset.name)):
@@ -122,10 +124,12 @@ def prompt_digests(run: Any) -> dict[str, str]:
 def usable_runs(
     recorded: Iterable[RecordedRun], *, only_finished: bool
 ) -> tuple[list[RecordedRun], list[str]]:
-    """Return the runs that have a score, and sentences on the others.
+    """Return the runs that have a score, and sentences on the runs that are left out.
 
-    Parent runs of sweeps are skipped. Without `only_finished`, runs that are not finished are
-    returned, too, with a note.
+    Parent runs of sweeps are skipped.
+
+    Args:
+        only_finished: whether to leave out unfinished runs. Otherwise a sentence names them.
     """
     runs = [run for run in recorded if run.role != "sweep"]
     unfinished = [run for run in runs if not run.is_finished]
@@ -143,7 +147,7 @@ def usable_runs(
 def separate_rows(
     recorded: Iterable[RecordedRun],
 ) -> tuple[dict[str, list[RecordedRun]], list[str]]:
-    """Return each row's runs, and sentences on how rows were separated and which runs left out.
+    """Return row -> its runs, and sentences on how rows were separated and which runs left out.
 
     The rows are in the order of their earliest runs.
     """
@@ -171,7 +175,10 @@ def separate_rows(
 def _latest_of_each_seed(
     row: str, runs: Iterable[RecordedRun]
 ) -> tuple[list[RecordedRun], list[str]]:
-    """Return the latest run of each seed, if possible a finished one, and sentences on the rest."""
+    """Return the latest run of each seed, and sentences on the runs that are left out.
+
+    A finished run goes before a later unfinished one.
+    """
     by_seed: dict[int, list[RecordedRun]] = {}
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
@@ -197,10 +204,15 @@ def _latest_of_each_seed(
 def _distinct_titles(
     name: str, facts: Mapping[str, Mapping[str, str]], row_names: Iterable[str]
 ) -> tuple[dict[str, str], str]:
-    """Return a title for each identity, and a sentence on the keys that differ.
+    """Return identity -> the title of its row, and a sentence on the keys that differ.
 
-    A title is `name (key value, ...)`. The digits of the identity are added where the keys do not
-    make the title unique.
+    A title is `name (key value, ...)`. The digits of the identity are added if the keys do not make
+    the title unique.
+
+    Args:
+        name: the name that all these runs have.
+        facts: identity -> the facts of its runs.
+        row_names: the titles that are in use already.
     """
     keys = dict.fromkeys(key for row_facts in facts.values() for key in row_facts)
     values = {key: [_show(row_facts.get(key)) for row_facts in facts.values()] for key in keys}
@@ -235,7 +247,9 @@ def _short(key: str, keys: Iterable[str]) -> str:
 
 
 def _show(value: str | None) -> str:
-    """Return a value as YAML writes it; of a long text only the end, where paths differ."""
+    """Return a value as YAML writes it. Only the end of a long text is shown: there paths
+    differ.
+    """
     if value is None:
         return "not set"
     value = {"True": "true", "False": "false", "None": "null"}.get(value, value)

@@ -18,10 +18,10 @@ PANELS = {
     "critic/explained_variance": "explained variance",
     "actor/clip_fraction_high": "upper clip fraction",
 }
-"""Maps the metrics that are drawn against the policy's steps to their titles."""
+"""Metric that is drawn against policy steps -> its title."""
 RECENT, FRESH, AVERAGE = "eval/recent_avg_at_k", "fresh/accuracy", "average_policy/avg_at_k"
 KIND_OF_SCORE = {SCORE: "evaluation", AVERAGE: "average"}
-"""Maps a score to the kind of line in `prompt_scores.jsonl` whose prompts it is the mean of."""
+"""Score -> the kind of line in `prompt_scores.jsonl` that has this score for each prompt."""
 _ROUNDING = 1e-6
 SCORES = (SCORE, FRESH, RECENT, AVERAGE)
 HISTORIES = (
@@ -33,11 +33,14 @@ HISTORIES = (
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run with its record.
+    """A run with its recorded metrics.
 
-    `history` maps a metric to its values by step, and `positions` has the tables of the position
-    diagnostics. `heldout` identifies the prompts on which the run was scored, None where it did
-    not record them. `scores` has the scores of single prompts, if the run recorded any.
+    Attributes:
+        row, seed: its place in the table.
+        history: metric -> step -> value.
+        positions: the tables of the diagnostics by token position.
+        heldout: identifies the prompts on which the run was scored; None if they were not recorded.
+        scores: the scores of single prompts, if the run recorded any.
     """
 
     run_id: str
@@ -49,10 +52,10 @@ class RunRecord:
     scores: PromptHistory = field(default_factory=PromptHistory)
 
     def score(self, within: int | None = None, key: str = SCORE) -> float | None:
-        """Return the run's score `key` at its last evaluation.
+        """Return the run's score `key` at its last evaluation; None if there is no evaluation.
 
-        With `within` it is the last evaluation after at most that many policy steps. Returns None
-        where there is no such evaluation.
+        Args:
+            within: only evaluations after at most this many policy steps count.
         """
         steps = self.history.get("progress/policy_steps", {})
         scores = self.history.get(key, {})
@@ -62,9 +65,12 @@ class RunRecord:
         return scores[max(steps_with_score)] if steps_with_score else None
 
     def prompt_means(self, key: str, within: int | None = None) -> Mapping[str, float]:
-        """Return, by prompt, the shares of correct responses whose mean is the score `key`.
+        """Return prompt -> the share of correct responses to it, whose mean is the score `key`.
 
-        The result is empty where the run did not record it, or where its mean is not the score.
+        The result is empty if the run did not record the shares, or if their mean is not the score.
+
+        Args:
+            within: only evaluations after at most this many policy steps count.
         """
         means: Mapping[str, float] = {}
         if key == FRESH and within is None:

@@ -1,4 +1,4 @@
-"""Reads runs for a report from MLflow: those of a sweep or of an experiment, or runs by id."""
+"""Read runs for a report from MLflow: a sweep's, an experiment's, or runs by id."""
 
 from __future__ import annotations
 
@@ -37,11 +37,16 @@ _PAGE = 1000
 class Collection:
     """The runs of one report, at most one for each row and seed.
 
-    `notes` are sentences on how the rows were separated, and on runs that were left out, failed or
-    are missing from the store. The table uses a run's last evaluation after at most `within`
-    optimizer steps of the policy; None means the run's last evaluation.
+    Attributes:
+        full_system: the row with which others are compared; None for no comparison.
+        pretrainings: the runs that pretrained critics.
+        parent_run_id: the sweep's parent run; None if the runs are not those of one sweep.
+        within: the table uses a run's last evaluation after at most this many policy steps; None
+            takes the last evaluation of all.
+        notes: sentences on how the rows were separated, and on runs that were left out, failed or
+            are missing from the store.
 
-    Raises: UserError if the full system is not one of the rows.
+    Raises: UserError: the full system is not one of the rows.
     """
 
     title: str
@@ -60,7 +65,7 @@ class Collection:
 
 
 class Reader:
-    """Reads runs from one store."""
+    """Reads the runs of a report from one MLflow store."""
 
     def __init__(self, store: Store) -> None:
         self.client = store.client()
@@ -71,9 +76,11 @@ class Reader:
     ) -> Collection:
         """Read the runs of the sweep with this parent run.
 
-        `flag` says in errors where the id is from.
+        Args:
+            full_system: the row with which others are compared; None takes the sweep's own.
+            flag: the option that gave the id, for errors.
 
-        Raises: UserError if the run is missing, or is not the parent of a sweep.
+        Raises: UserError: the run is missing, or is not the parent of a sweep.
         """
         self._run(parent_run_id, flag)
         try:
@@ -117,10 +124,13 @@ class Reader:
         flag: str = "--runs",
         first_is_compared: bool = False,
     ) -> Collection:
-        """Read runs by their ids; rows, full system and paper scores come from the runs' tags.
+        """Read runs by their ids. Rows, full system and paper scores come from the runs' tags.
 
-        `flag` says in errors where the ids are from. With `first_is_compared` the others are
-        compared with the row of the first run, unless `full_system` names another row.
+        Args:
+            full_system: the row with which others are compared; None takes the one in the tags.
+            flag: the option that gave the ids, for errors.
+            first_is_compared: whether others are compared with the row of the first run, if
+                `full_system` is None.
         """
         runs = [self._run(run_id, flag) for run_id in dict.fromkeys(run_ids)]
         first = run_ids[0] if first_is_compared and len(runs) > 1 else None
@@ -129,7 +139,7 @@ class Reader:
     def experiment(self, name: str, full_system: str | None = None) -> Collection:
         """Read every finished run of an experiment, except for the parents of sweeps.
 
-        Value pretrainings are in `Collection.pretrainings`.
+        Value pretrainings go into `Collection.pretrainings`.
         """
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
@@ -138,7 +148,7 @@ class Reader:
         return self._collect(f"Experiment {name}", runs, full_system, only_finished=True)
 
     def _search(self, experiment_id: str, filter_string: str = "") -> list[Any]:
-        """Return all runs of an experiment that match, oldest first."""
+        """Return all runs of an experiment that match the filter, oldest first."""
         runs: list[Any] = []
         token, order = None, ["attributes.start_time ASC"]
         while token != "":
@@ -160,8 +170,11 @@ class Reader:
     ) -> Collection:
         """Group runs into rows, by their names and by all that decides their numbers.
 
-        Without a `full_system` it is the row of the run with the id `compared`, or the only row
-        that a sweep called so.
+        Args:
+            full_system: the row with which others are compared. None takes the row of the run
+                `compared`, or else the only row that a sweep tagged as full system.
+            only_finished: whether to leave out unfinished runs.
+            compared: the id of a run.
         """
         candidates, notes = usable_runs(map(make_recorded_run, runs), only_finished=only_finished)
         pretrainings: dict[str, Any] = {}
@@ -204,7 +217,9 @@ class Reader:
     def _facts(self, run: Any, pretrainings: dict[str, Any]) -> dict[str, str]:
         """Return a run's facts (`identity_facts`).
 
-        `pretrainings` collects, by identity, the value pretrainings that were searched so far.
+        Args:
+            pretrainings: a cache, identity -> MLflow's run of that value pretraining, None if there
+                is none.
         """
         identity = pretraining_identity(run.data.params.get(CRITIC_INIT, ""))
         if identity is not None and identity not in pretrainings:
@@ -217,7 +232,7 @@ class Reader:
         return identity_facts(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
     def _evaluated(self, run_id: str | None) -> RecordedRun | None:
-        """Return a run of the store; None where it is missing or has no evaluation."""
+        """Return a run of the store; None if it is missing or has no evaluation."""
         run = self._find(run_id) if run_id else None
         recorded = None if run is None else make_recorded_run(run)
         return recorded if recorded and recorded.score is not None else None
@@ -245,7 +260,7 @@ class Reader:
         return RunRecord(run_id, row, seed, history, positions, heldout, self._prompts(run_id))
 
     def _prompts(self, run_id: str) -> PromptHistory:
-        """Return a run's scores of single prompts; empty for an older run, or one still running."""
+        """Return a run's scores of single prompts; empty if the store does not have them (yet)."""
         if SCORES_NAME not in {file.path for file in self.client.list_artifacts(run_id)}:
             return PromptHistory()
         try:
@@ -271,7 +286,7 @@ class Reader:
     def _artifact(self, run_id: str, name: str) -> str:
         """Return the text of a run's artifact.
 
-        Raises: LookupError when it is missing or cannot be read.
+        Raises: LookupError: it is missing or cannot be read.
         """
         from mlflow.exceptions import MlflowException
 

@@ -48,7 +48,7 @@ def house_style() -> AbstractContextManager[None]:
 
 
 def line_styles(rows: Sequence[str], full_system: str | None) -> dict[str, dict[str, Any]]:
-    """Map each row to keyword arguments of `plot`, which are alike in all figures of these rows."""
+    """Return row -> keyword arguments of `plot`, which are equal in all figures of these rows."""
     other_rows = [row for row in rows if row != full_system]
     styles = {row: dict(style) for row, style in zip(other_rows, cycle(_STYLES), strict=False)}
     return styles | {row: dict(FULL_SYSTEM) for row in rows if row == full_system}

@@ -1,9 +1,9 @@
-"""The table: each row's scores with intervals, differences to the full system, the paper's scores.
+"""Make the table: scores with intervals, differences to the full system, the paper's scores.
 
-Scores are in per cent. An interval is over seeds and prompts together where the runs recorded their
-scores of single prompts. Elsewhere it is over seeds alone: it says how much training runs differ,
-not how much other prompts would change the score. Where some seeds collapse and others do not,
-neither interval holds, and every seed is shown instead.
+Scores are in per cent. If the runs recorded their scores of single prompts, an interval is over
+seeds and prompts together. Otherwise it is over seeds alone: it says how much training runs differ,
+not how much other prompts would change the score. If some seeds collapse, neither interval holds,
+and every seed is shown instead.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ Sign = Literal["agrees", "differs", "no effect", "too few seeds", ""]
 
 @dataclass(frozen=True)
 class RowComparison:
-    """A row's score of one kind, and its difference to the full system's.
+    """A row's score of one kind, and its difference to the full system's score.
 
-    `how` is `paired` or `unpaired`. `common_seeds` is the number of seeds over which the difference
-    is taken, None where these are all seeds of both rows.
+    Attributes:
+        score: None if no run of the row has the score.
+        difference: None if the row cannot be compared, or is the full system.
+        how: "paired" or "unpaired"; "" without a difference.
+        common_seeds: the number of seeds over which the difference is taken; None if these are all
+            seeds of both rows.
     """
 
     score: MeanOfSeeds | None
@@ -38,9 +42,10 @@ class RowComparison:
 class RowResult:
     """One line of the table, for the score of the last evaluation.
 
-    `sign` compares the signs of the mean difference and the paper's (`agreement`). `how` and
-    `common_seeds` are as in `RowComparison`. `other_scores` has the row's other scores, by their
-    metrics, as far as they were recorded.
+    Attributes:
+        sign: compares the signs of the mean difference and the paper's difference (`agreement`).
+        how, common_seeds: as in `RowComparison`.
+        other_scores: metric -> the row's comparison by that score, if it was recorded.
     """
 
     name: str
@@ -56,15 +61,15 @@ class RowResult:
 
     @property
     def is_shown(self) -> bool | None:
-        """Whether the difference is clear; None where its spread is unknown."""
+        """Whether the difference is clear; None if it is unknown how much runs differ."""
         return None if self.difference is None else self.difference.is_clear
 
 
 def rows_on_other_prompts(collection: Collection) -> list[str]:
     """Return the rows that were scored on other held-out prompts than the full system.
 
-    A row is among them if this holds for any seed that both have. A difference of such scores
-    would be due to the prompts as well.
+    A row is among them if this holds for any seed that both have. A difference of such scores would
+    be due to the prompts as well.
     """
     heldout: dict[str, dict[int, str | None]] = {row.name: {} for row in collection.rows}
     for run in collection.runs:
@@ -81,7 +86,7 @@ def rows_on_other_prompts(collection: Collection) -> list[str]:
 
 
 def make_table(collection: Collection) -> list[RowResult]:
-    """Return the line of every row of the collection, in its order; a row may have no runs."""
+    """Return a line for every row of the collection, in its order. A row may have no runs."""
     paper = {row.name: row.paper_score for row in collection.rows}
     full_paper = paper.get(collection.full_system or "")
     compared = {key: compare_rows(collection, key) for key in SCORES}
@@ -114,10 +119,10 @@ def make_table(collection: Collection) -> list[RowResult]:
 
 
 def compare_rows(collection: Collection, key: str) -> dict[str, RowComparison]:
-    """Return, by row name, the score `key` over seeds, in per cent, and its difference.
+    """Return row -> its score `key` over seeds, in per cent, and the difference to the full system.
 
-    The difference is to the full system's score. There is no difference for the full system itself,
-    without a score of either, or for a row found to be scored on other held-out prompts.
+    There is no difference for the full system itself, if either lacks the score, or for a row that
+    was scored on other held-out prompts.
     """
     full_system = collection.full_system or ""
     scores = {row.name: _scores(collection, row.name, key) for row in collection.rows}
@@ -143,11 +148,11 @@ def compare_rows(collection: Collection, key: str) -> dict[str, RowComparison]:
 
 
 def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) -> Sign:
-    """Say whether our mean difference has the sign of the paper's.
+    """Return whether our mean difference has the sign of the paper's difference.
 
-    `no effect` means that ours is 0, up to rounding, and `too few seeds` that it is unknown how
-    much training runs differ: then its sign says nothing. The result is empty where there is
-    nothing to compare, or where the paper's difference is 0.
+    "no effect" means that ours is 0, up to rounding. "too few seeds" means that it is unknown how
+    much training runs differ, so that its sign says nothing. The result is "" if there is nothing
+    to compare, or if the paper's difference is 0.
     """
     if difference is None or not paper_difference:
         return ""
@@ -194,7 +199,9 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
 
 
 def _describe_intervals(table: Sequence[RowResult]) -> str:
-    """Say whether the intervals are over seeds, prompts or both; name the rows if they differ."""
+    """Return whether the intervals are over seeds, prompts or both, with the rows if they
+    differ.
+    """
     rows: dict[str, dict[str, None]] = {}
     for row in table:
         for value in (row.score, row.difference):
@@ -224,7 +231,9 @@ def _other_score_notes(table: Sequence[RowResult]) -> list[str]:
 
 
 def shown_scores(table: Sequence[RowResult]) -> list[str]:
-    """Return the metrics of the other scores that differ from the last evaluation's in any row."""
+    """Return the metrics of other scores that differ from the last evaluation's score in any
+    row.
+    """
     return [
         key
         for key in SCORES[1:]
@@ -235,7 +244,7 @@ def shown_scores(table: Sequence[RowResult]) -> list[str]:
 
 
 def _signs(collection: Collection, rows: Sequence[RowResult]) -> list[str]:
-    """Say for how many rows the sign of the difference is the paper's, also beyond the interval."""
+    """Return a sentence on how many differences have the paper's sign; [] without rows."""
     if not rows:
         return []
     judged = [row for row in rows if row.sign != "too few seeds"]
@@ -260,7 +269,7 @@ def _signs(collection: Collection, rows: Sequence[RowResult]) -> list[str]:
 
 
 def _scores(collection: Collection, row: str, key: str) -> dict[int, float]:
-    """Return a row's scores in per cent, by seed; seeds without a score are left out."""
+    """Return seed -> a row's score in per cent. Seeds without a score are left out."""
     runs = [run for run in collection.runs if run.row == row]
     for run in runs:
         if sum(other_run.seed == run.seed for other_run in runs) > 1:
@@ -270,6 +279,6 @@ def _scores(collection: Collection, row: str, key: str) -> dict[int, float]:
 
 
 def _prompts(collection: Collection, row: str, key: str) -> dict[int, PromptMeans]:
-    """Return a row's scores of single prompts, by seed; empty where a run did not record them."""
+    """Return seed -> a row's scores of single prompts, which are empty if a run has none."""
     runs = (run for run in collection.runs if run.row == row)
     return {run.seed: run.prompt_means(key, collection.within) for run in runs}

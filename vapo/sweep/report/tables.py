@@ -1,4 +1,6 @@
-"""Writes tables as Markdown and CSV, without what a spreadsheet or Markdown would act on."""
+"""Write tables as Markdown and CSV, without anything that a spreadsheet or Markdown would act
+on.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ _MARKS = re.compile(
 def markdown_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "l"
 ) -> str:
-    """Return a table in Markdown. Texts of others in its cells must come from `markdown_cell`.
+    """Return a table in Markdown. Texts from users must have gone through `markdown_cell`.
 
     Args:
-        align: a letter for each column, "l" for text and "r" for numbers. The last letter is also
-            that of the columns after it.
+        align: a letter for each column, "l" for text and "r" for numbers. The last letter also
+            counts for all columns after it.
 
     >>> print(markdown_table(["row", "seeds", "score"], [["PPO", "3", "41.0"]], align="lr"))
     | row | seeds | score |
@@ -35,9 +37,9 @@ def markdown_table(
 
 
 def csv_text(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table as CSV. Texts of others in its cells must come from `csv_cell`.
+    """Return a table as CSV. Texts from users must have gone through `csv_cell`.
 
-    Numbers are not rounded, and None is an empty cell.
+    Numbers are not rounded, and None is an empty field.
     """
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows([titles, *rows])
@@ -45,10 +47,11 @@ def csv_text(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def csv_cell(value: Any) -> Any:
-    """Return what is written into a cell of CSV: a text that begins as a formula gets a `'` first.
+    """Return a value as a field of CSV may have it: a text that begins as a formula gets a `'`
+    first.
 
-    Spreadsheets compute such a text when the file is opened. Some also begin a cell at `;`, a tab
-    or a line's end; the last two become spaces. Numbers stay as they are, also those in texts.
+    Spreadsheets compute such a text when the file is opened. Some also begin a field at `;`, a tab
+    or a line's end; the last two become spaces. Numbers stay as they are, even as texts.
 
     >>> [csv_cell(x) for x in ("=1+1", "a;@SUM(A1)", -0.5, "-0.5", "lr=-1", None)]
     ["'=1+1", "a;'@SUM(A1)", -0.5, '-0.5', 'lr=-1', None]
@@ -67,7 +70,7 @@ def _is_number(text: str) -> bool:
 
 
 def markdown_text(text: str) -> str:
-    r"""Escape a text so that one line of Markdown shows it as it is: no HTML, no links, no code.
+    r"""Return a text escaped so that Markdown shows it as it is, in one line: no HTML, no links.
 
     A character that Markdown acts on gets a `\` before it. Brackets alone do nothing, so an
     interval stays as it is.
@@ -79,7 +82,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    r"""Escape a text for a cell of a Markdown table: as `markdown_text`, and every `|`.
+    r"""Return a text escaped for a cell of a Markdown table: as `markdown_text`, and every `|`.
 
     >>> print(markdown_cell("a|b"))
     a\|b
