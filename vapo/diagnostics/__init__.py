@@ -1,1 +1,1 @@
-"""Metrics, tables and pages of an iteration, and the watchers of its metrics."""
+"""Metrics, tables and pages of an iteration, and the watchers that warn about its metrics."""

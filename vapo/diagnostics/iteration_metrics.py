@@ -1,4 +1,6 @@
-"""Metrics of a rollout batch over all ranks. docs/metrics.md has their estimators and units."""
+"""Compute metrics of a rollout batch over all ranks. docs/metrics.md has their formulas and
+units.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from vapo.types import FinishReason, RolloutBatch, TrainingBatch
 
 
 def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
-    """Compute reward, length, value and advantage statistics of an iteration before its update."""
+    """Return metric -> value of an iteration's rewards, lengths, values and advantages.
+
+    It is called before the iteration's update. Every rank must call this.
+    """
     metrics = response_metrics(batch)
     metrics |= episode_metrics(batch)
     metrics |= mismatch_metrics(batch)
@@ -52,14 +57,16 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> float:
-    """Mean over responses of the final reward's weight in the first token's advantage."""
+    """Return the weight of the final reward in the first token's advantage, a mean over
+    responses.
+    """
     decay = hyperparameters.gamma * gae_lambdas(batch, hyperparameters)
     weights = first_token_reward_weight(num_gae_steps(batch, hyperparameters), decay)
     return float(gather_over_ranks(weights).mean())
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Compute statistics of rewards and lengths over all ranks' responses."""
+    """Return metrics of rewards and lengths over all ranks' responses."""
     failed = [r.failure is not None and not r.is_lost for r in batch.rollouts]
     columns = torch.stack(
         [
@@ -89,10 +96,7 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Compute statistics of turns, observations and how episodes ended.
-
-    Without an environment there are none.
-    """
+    """Return metrics of turns, observations and the ends of episodes; {} without an environment."""
     if not any(rollout.in_environment for rollout in batch.rollouts):
         return {}
     columns = torch.tensor(
@@ -124,9 +128,10 @@ def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
-    """Compare old values with Monte-Carlo returns, whatever the lambda of the value targets.
+    """Return metrics that compare old values with Monte-Carlo returns; {} without a critic.
 
-    Only tokens that have a value count: with GAE over turns the first of each turn.
+    The returns do not depend on the lambda of the value targets. Only tokens that have a value
+    count: with GAE over turns the first of each turn.
     """
     if batch.old_values is None:
         return {}
@@ -161,10 +166,10 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
 
 
 def others_mean_reward(batch: TrainingBatch) -> Tensor:
-    """Return for each row the mean critic's reward of the other responses to its prompt.
+    """Return for each row the mean reward of the other responses to its prompt, over all ranks.
 
-    Only responses that are still in the batch count: a group may be incomplete. With one response
-    for each prompt it is the mean of all other responses.
+    The rewards are those of the critic. Only responses that are still in the batch count: a group
+    may be incomplete. With one response for each prompt it is the mean of all other responses.
     """
     prompts = [rollout.prompt.prompt_id for rollout in batch.rollouts]
     is_next = [a != b or batch.group_size == 1 for a, b in pairwise(prompts)]
@@ -175,7 +180,7 @@ def others_mean_reward(batch: TrainingBatch) -> Tensor:
 
 
 def mean_and_std(values: Tensor, mask: Tensor) -> tuple[float, float]:
-    """Return mean and population standard deviation over the True tokens of all ranks.
+    """Return mean and population standard deviation over the tokens in `mask` on all ranks.
 
     Both are NaN if there are no such tokens.
     """

@@ -1,4 +1,7 @@
-"""The explained variance of an oracle: the best that a critic could reach on given rollouts."""
+"""The explained variance of an oracle: the best that a critic could reach on given rollouts.
+
+An oracle knows the hidden state before each token. Its value of a state is the mean return there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def oracle_states(
 ) -> Sequence[str] | None:
     """Return the hidden state before each response token, for the task of the config's data.
 
-    None if the task has no function of hidden states, or if `states_before_tokens` returns None.
+    None if the task has no function of hidden states, or if the response cannot be followed
+    (`states_before_tokens`).
     """
     function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
     return None if function is None else states_before_tokens(function, rollout, tokenizer)
@@ -39,11 +43,12 @@ def states_before_tokens(
 ) -> Sequence[str] | None:
     """Return the hidden state before each response token.
 
-    None if the prompt is not a problem of the task, or if the tokens' texts, one after the other,
-    are not the response's text, as in an episode.
+    None if the prompt is not a problem of the task, or if the texts of the tokens, joined, are not
+    the response's text, as in an episode.
 
     Args:
-        function: returns the state of each prefix of a response, from problem and response.
+        function: returns the state of each prefix of a response, from problem and response; None if
+            the problem is not one of the task.
         rollout: one response.
         tokenizer: the tokenizer of the policy that sampled the response.
     """
@@ -61,11 +66,11 @@ def states_before_tokens(
 
 
 def oracle_explained_variance(stored: RolloutDataset) -> float | None:
-    """Return the held-out explained variance of the file's `oracle` or `oracle_state` column.
+    """Return an oracle's explained variance on held-out rollouts, from a column of the stored file.
 
-    `oracle` has values. For `oracle_state` the value of a state is the mean return of the training
-    tokens in it and of one token with the mean of all, so that a rare state is near that mean.
-    None if neither column is complete.
+    The column `oracle` has values. For `oracle_state` the value of a state is the mean return of
+    the training tokens in it and of one token with the mean of all, so that a rare state is near
+    that mean. None if neither column is complete.
     """
     values = _at_values(stored, stored.heldout, "oracle")
     if values is None:
@@ -80,7 +85,11 @@ def oracle_explained_variance(stored: RolloutDataset) -> float | None:
 def explained_variance_of_values(
     values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]
 ) -> float:
-    """Return the explained variance of the tokens' values. Each row is a response."""
+    """Return the explained variance of values against returns, over all tokens.
+
+    Args:
+        values, returns: for each response, a number for each token.
+    """
     is_token = [torch.ones(len(row), dtype=torch.bool) for row in returns]
     padded_values, padded_returns = (
         pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
@@ -97,9 +106,9 @@ def _returns(stored: RolloutDataset, units: Sequence[Sequence[StoredRollout]]) -
 def _at_values(
     stored: RolloutDataset, units: Sequence[Sequence[StoredRollout]], column: str
 ) -> list[list[Any]] | None:
-    """Return a stored column's entries at the response tokens at which the critic has a value.
+    """Return a stored column's entries at the tokens at which the critic has a value.
 
-    None if a rollout lacks the column.
+    There is a list for each rollout. The result is None if a rollout lacks the column.
     """
     rows = [getattr(row, column) for unit in units for row in unit]
     if any(row is None for row in rows):
@@ -112,9 +121,9 @@ def _at_values(
 
 
 def token_returns(batch: RolloutBatch, config: FitConfig) -> list[list[float]]:
-    """Return the Monte-Carlo return of each sampled token, with the critic's rewards.
+    """Return for each response the Monte-Carlo return of each sampled token.
 
-    With GAE over turns there is one for each turn.
+    The rewards are those of the critic. With GAE over turns there is one return for each turn.
     """
     numbers = resolve(config)
     returns = achieved_returns(batch, placed_rewards(batch, critic_rewards(batch, config)), numbers)
@@ -127,9 +136,14 @@ def state_values(
     returns: Sequence[Sequence[float]],
     heldout: Sequence[Sequence[str]],
 ) -> list[list[float]]:
-    """Return the value of each held-out token's state, from the training tokens in it.
+    """Return for each held-out token the mean return of the training tokens in its state.
 
-    A state without training tokens has the mean return of all (`oracle_explained_variance`).
+    One token with the mean return of all is added to each state, so that a rare state is near that
+    mean. A state without training tokens has exactly that mean.
+
+    Args:
+        training, returns: for each training response, the state before each token and its return.
+        heldout: for each held-out response, the state before each token.
     """
     everything = [value for row in returns for value in row]
     mean = sum(everything) / len(everything)

@@ -1,6 +1,6 @@
-"""Values, advantages and the reward's weight against token position (VC-PPO, figures 2 and 3).
+"""Profiles of values, advantages and reward weights by token position (VC-PPO, figures 2 and 3).
 
-Also the values' calibration: the returns achieved by responses, by the value predicted.
+There is also the values' calibration: the returns that responses achieved, by predicted value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vapo.types import TrainingBatch
 
 _MAX_BINS = 64
 _CALIBRATION_BINS = 12
-Profile = dict[str, list[Any]]
+Profile = dict[str, list[Any]]  # the columns of a table
 
 
 def position_profile(
@@ -40,12 +40,12 @@ def position_profile(
 ) -> Profile:
     """Return the columns of a table with one row for each bin of token positions that has tokens.
 
-    `position` is the bin's first. Value, Monte-Carlo return, advantage and reward weight are means
-    over the bin's tokens of all ranks. The advantage is before whitening, which would remove the
-    mean over all positions and with it the bias of a critic. The explained variance is that of the
-    bin's tokens, None if their returns are equal. Quantities that the phase or the config lacks
-    are left out. With GAE over turns a token has its turn's value and return. Every rank must call
-    this.
+    `position` is the first position of the bin. Value, Monte-Carlo return, advantage and reward
+    weight are means over the bin's tokens of all ranks. The advantage is before whitening, which
+    would remove the mean over all positions and with it the bias of a critic. The explained
+    variance is computed over the bin's tokens, and None if their returns are equal. Columns that
+    the phase or the config lacks are left out. With GAE over turns a token has its turn's value and
+    return. Every rank must call this.
     """
     bin_tokens = math.ceil(max_response_tokens / _MAX_BINS)
     num_bins = math.ceil(max_response_tokens / bin_tokens)
@@ -81,9 +81,9 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
     The bins have equal widths, from the lowest to the highest value of all ranks.
     `num_correct_tokens` counts the tokens of correct responses. The 95 % interval of `return_mean`
-    takes the responses to one prompt as one draw. It is cut to the lowest and highest return, and
-    None if fewer than four prompts have a token in the bin. Without a critic the table is empty.
-    Every rank must call this.
+    takes the responses to one prompt as one draw. Its limits are cut to the lowest and highest
+    return, and None if fewer than four prompts have a token in the bin. Without a critic the table
+    is empty. Every rank must call this.
     """
     if batch.old_values is None:
         return {}
@@ -113,7 +113,7 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 
 def limits_of_bins(table: Calibration, lowest: float, highest: float) -> list[list[float | None]]:
-    """Return the low limits and the high limits of the bins' mean returns.
+    """Return two lists: the low and the high limit of the mean return of each bin that has tokens.
 
     They are 95 % intervals over the clusters, cut to the lowest and highest return.
     """
@@ -124,7 +124,7 @@ def limits_of_bins(table: Calibration, lowest: float, highest: float) -> list[li
 
 
 def finite_cells(column: Sequence[Any]) -> list[Any]:
-    """Replace NaN and the infinities, which JSON lacks, by None."""
+    """Return the column with None for NaN and the infinities, which JSON lacks."""
     return [None if x is None or not math.isfinite(x) else x for x in column]
 
 
@@ -144,9 +144,8 @@ def token_reward_weight(
 ) -> Float[Tensor, "B T"]:
     """Return (gamma * lambda_policy)^(T - t), the direct weight of the final reward at token t.
 
-    T is the response's last token, whose weight is 1. The rest of the reward arrives through the
-    values. With GAE over turns t counts turns.
-    Source: VC-PPO 3.3.
+    T is the response's last token, whose weight is 1. The other part of the reward reaches token t
+    through the values. With GAE over turns t counts turns. Source: VC-PPO 3.3.
     """
     places = value_token_mask(batch, hyperparameters)
     steps_left = places.sum(dim=1, keepdim=True) - places.cumsum(dim=1)  # steps after the token's

@@ -1,4 +1,6 @@
-"""Notes at the start of a run whose critic fits a single actor: a probe, or adapters."""
+"""Notes at the start of a run on a critic that fits one actor only (a probe, adapters) or on
+ridge.
+"""
 
 from __future__ import annotations
 

@@ -6,14 +6,15 @@ import math
 
 from vapo.config import FitConfig, resolve
 
-_LEAST_WITHOUT_PRETRAINING = 1e-2
+_LEAST_WITHOUT_PRETRAINING = 1e-2  # weight below which early tokens depend on the critic
 
 
 def first_token_weight(config: FitConfig) -> tuple[float, str]:
-    """Return the final reward's weight in a long response's first advantage, and its setting.
+    """Return the final reward's weight in the first token's advantage, and the setting behind it.
 
-    With a length-adaptive lambda it is the limit for long responses. With a constant lambda it is
-    that of a response as long as the budget. With GAE over turns the length counts turns.
+    With a length-adaptive lambda the weight is the limit for long responses. With a constant lambda
+    it is the weight in a response as long as the budget. With GAE over turns the length counts
+    turns. The setting is text.
     """
     hp = resolve(config)
     length, unit = config.rollouts.max_response_tokens, "tokens"
@@ -29,7 +30,7 @@ def first_token_weight(config: FitConfig) -> tuple[float, str]:
 
 
 def reward_weight_notes(config: FitConfig) -> list[str]:
-    """Return the lines for the console. Without GAE there are none."""
+    """Return lines for the console on the reward's weight at the first token; [] without GAE."""
     algorithm = config.algorithm
     if not algorithm.uses_gae:
         return []

@@ -17,9 +17,9 @@ class Sign(NamedTuple):
     """The figure that a watcher checks, its likely cause, and what to try.
 
     Attributes:
-        metrics: the figure is their sum.
+        metrics: the figure is the sum of these metrics.
         switch: config keys to try if a run has no metric of `switches`.
-        is_floor: whether the figure is bad below the limit, else above it.
+        is_floor: whether figures below the limit are bad. Otherwise those above it are.
         of_first: whether the figure is divided by the run's first one.
         of_policy_phase: whether it is not checked in value pretraining, which has to mend it.
         switches: metrics that tell causes apart -> what to try if the metric is the largest.
@@ -116,9 +116,12 @@ SIGNS = {
 
 @dataclass
 class OverLimit:
-    """The iterations in a row that a figure is beyond its limit, since iteration `since`.
+    """The iterations in a row in which a figure has been beyond its limit.
 
-    `alarmed` says that the alarm for them was given.
+    Attributes:
+        since: the first of these iterations.
+        count: how many they are.
+        alarmed: whether the alarm for them was given.
     """
 
     since: int
@@ -128,9 +131,15 @@ class OverLimit:
 
 @dataclass
 class WatcherState:
-    """A watcher's state through a run. `first` is the run's first figure, if it is divided by it.
+    """A watcher of one figure, with its state through a run.
 
-    `episode` counts the iterations beyond the limit, `switch` is what to try.
+    Attributes:
+        name: the watcher's name, a key of `SIGNS`.
+        watcher: its limit and patience, from the config.
+        first: the run's first figure, if figures are divided by it; else None.
+        episode: the iterations beyond the limit; None while the figure is within it.
+        figure: the latest figure.
+        switch: what to try against the alarm.
     """
 
     name: str
@@ -147,8 +156,8 @@ class WatcherState:
     def check_metrics(self, iteration: int, metrics: Metrics) -> bool | None:
         """Check an iteration's metrics, and return whether the watcher is in alarm.
 
-        It is if its figure has been beyond the limit for `patience` iterations in a row. The
-        result is None, and nothing is counted, if the figure is unknown.
+        It is in alarm if its figure has been beyond the limit for `patience` iterations in a row.
+        If the figure is unknown, the result is None, and the iteration does not count.
         """
         figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
         if not all(map(math.isfinite, figures)):
@@ -175,13 +184,15 @@ class WatcherState:
         return self.episode is not None and self.watcher.action == "stop"
 
     def describe_count(self) -> str:
-        """Describe how many of `patience` iterations the figure has been beyond its limit."""
+        """Return a text on how many of `patience` iterations the figure has been beyond its
+        limit.
+        """
         assert self.episode is not None
         count = f"{self.episode.count} of {self.watcher.patience} iterations"
         return f"watch.{self.name} has counted {count} before it stops the run"
 
     def describe(self) -> str:
-        """Describe the alarm: symptom, figure, limit, since when."""
+        """Return the alarm as text: symptom, figure, limit, and the iteration when it began."""
         assert self.episode is not None
         sign, unit = self.sign, " of the first" if self.sign.of_first else ""
         bound = "below" if sign.is_floor else "above"
@@ -194,7 +205,7 @@ class WatcherState:
         return f"likely: {self.sign.cause}; try: {self.switch}"
 
     def _switch(self, metrics: Metrics) -> str:
-        """Return what the user should try against the alarm, by the metrics of the iteration."""
+        """Return what the user should try against the alarm, by the iteration's metrics."""
         causes = {key: metrics[key] for key in self.sign.switches if key in metrics}
         if not causes:
             return self.sign.switch

@@ -1,4 +1,4 @@
-"""Chooses a page's contents: what is shown of a batch, how it was computed and what is missing."""
+"""Choose what a value page shows of a batch, and say how it was computed and what is missing."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from vapo.types import Phase, TrainingBatch
 
 @dataclass(frozen=True)
 class ChosenGroup:
-    """A group that the page shows, and the reason for which it was chosen.
+    """A group of responses to one prompt that the page shows, and the reason why it was chosen.
 
-    `num_tokens` maps each shown row of the batch to how many of its first tokens are shown.
+    Attributes:
+        index: the number of the group in the batch.
+        num_tokens: row of the batch -> how many of its first tokens are shown. Other rows of the
+            group are not shown.
     """
 
     index: int
@@ -37,7 +40,7 @@ class ChosenGroup:
 
 @dataclass(frozen=True)
 class PageContents:
-    """Everything that a page shows.
+    """Everything that a value page shows.
 
     Attributes:
         batch: this rank's rollouts, from which `groups` are chosen.
@@ -45,7 +48,7 @@ class PageContents:
         lambdas: the policy's lambda of each response; None without a critic or advantages.
         positions: the profile by position, over all ranks.
         calibration: the calibration of the values, over all ranks.
-        truth: prefixes of this rank's batch whose value was measured; None if there are none.
+        truth: prefixes of this rank's batch whose true value was measured; None if there are none.
     """
 
     batch: TrainingBatch
@@ -64,13 +67,13 @@ def page_contents(
     iteration: int,
     truth: ValueTruth | None = None,
 ) -> PageContents:
-    """Choose what a page shows of a batch. Every rank must call this.
-
-    With `truth`, groups and responses that were measured at their steps come before others.
+    """Choose what a value page shows of a batch. Every rank must call this.
 
     Args:
         batch: a batch after its advantages are computed.
         positions: its `position_profile`.
+        truth: measured true values of the batch. Groups and responses that were measured at every
+            step are shown before others.
     """
     if truth is not None and not truth.points:
         truth = None
@@ -102,15 +105,19 @@ def groups_to_show(
 ) -> list[ChosenGroup]:
     """Choose a group for each reason, then others at random by `seed`.
 
-    The groups share `settings.max_tokens` evenly; what a group does not use goes to later ones.
-    Groups with a row in `measured` are chosen before all others, and such rows are shown first.
+    The groups share `settings.max_tokens` evenly. Later groups get the tokens that a group does not
+    use.
+
+    Args:
+        measured: rows whose true values were measured. Their groups are chosen before all others,
+            and they are shown first.
     """
     total = len(batch) // batch.group_size
     with_truth = {row // batch.group_size for row in measured}
     reasons: dict[int, str] = {}  # chosen group -> why it was chosen
 
     def candidates() -> list[int]:
-        """The groups to choose from next: those with a measured row, as long as there are any."""
+        """Return the groups to choose from next: the ones with a measured row, if any are left."""
         remaining = [group for group in range(total) if group not in reasons]
         return [group for group in remaining if group in with_truth] or remaining
 
@@ -143,7 +150,9 @@ def groups_to_show(
 def group_scores(
     batch: TrainingBatch, value_errors: Float[Tensor, "B T"] | None
 ) -> dict[str, list[float]]:
-    """Score each group for each reason. The highest score is shown, but never one of 0 or below."""
+    """Return reason -> the score of each group. The group with the highest score above 0 is
+    shown.
+    """
 
     def token_means(x: Tensor) -> Tensor:
         sizes = torch.where(batch.response_mask, x.double().abs(), 0.0)
@@ -170,12 +179,12 @@ def group_scores(
 
 
 def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Tensor, "B T"]]:
-    """Compute the columns that the phase and the config have: name -> a number for each token.
+    """Return name -> a number for each token, for the columns that the phase and the config have.
 
     `td_error` is r_t + gamma V(s_{t+1}) - V(s_t) with the rewards of the advantages: with
-    `critic.bootstrap_truncated` the reward of a truncated response is its last value.
-    `value_error` is V(s_t) - return, `engine_gap` the old log-prob - the engine's. With GAE over
-    turns each token has the value, target, return and TD error of its turn.
+    `critic.bootstrap_truncated` the reward of a truncated response is its last value. `value_error`
+    is V(s_t) - return, `engine_gap` the old log-prob - the engine's. With GAE over turns each token
+    has the value, target, return and TD error of its turn.
     """
     numbers = resolve(config)
     returns = returns_of_tokens(batch, numbers)
@@ -239,7 +248,7 @@ def estimator_facts(config: FitConfig) -> dict[str, str]:
 
 
 def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
-    """Yield notes on what the page lacks and why, and on what its numbers mean."""
+    """Yield notes on what the page lacks and why, and on the meaning of its numbers."""
     if not config.algorithm.has_critic:
         yield (
             f"No critic (algorithm.advantage_estimator: {config.algorithm.advantage_estimator}): "

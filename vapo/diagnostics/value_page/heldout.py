@@ -1,4 +1,4 @@
-"""Makes the page of `vapo validate --value_page`: a policy and a critic on held-out prompts."""
+"""Make the page of `vapo validate --value_page`: a policy and a critic on held-out prompts."""
 
 from __future__ import annotations
 
@@ -85,9 +85,11 @@ def load_forward_networks(
     checkpoint: Checkpoint | None,
     device: torch.device,
 ) -> ForwardNetworks:
-    """Load the policy with its critic, and the reference where the reward depends on it.
+    """Load the policy with its critic, and the reference if the reward depends on it.
 
-    The critic is the checkpoint's; without a checkpoint, it is the one that a run starts with.
+    Args:
+        model: the policy's model.
+        checkpoint: has the critic. If None, the critic is the one that a run starts with.
 
     Raises: UserError: the critic cannot be loaded, or does not fit the config.
     """
@@ -130,7 +132,7 @@ def load_forward_networks(
 def heldout_batch(config: FitConfig, rollouts: Sequence[Rollout]) -> RolloutBatch:
     """Make a rollout batch of held-out rollouts, `evaluation.k` for each prompt.
 
-    Rewards are shaped by the training budget, like those that the critic is trained on.
+    Rewards are shaped by the training budget, as for the critic's training.
     """
     return without_failed(
         make_rollout_batch(
@@ -182,7 +184,12 @@ def write_page(
     *,
     truth: ValueTruth | None = None,
 ) -> None:
-    """Write the page of the batches that `evaluated_heldout` returns.
+    """Write the value page of held-out rollouts into the file `path`.
+
+    Args:
+        batch, checked: what `evaluated_heldout` returned.
+        checkpoint: the path of the checkpoint that was evaluated; None without one.
+        truth: measured true values of the batch.
 
     Raises: UserError: the file cannot be written.
     """
@@ -225,7 +232,7 @@ def _about(
 
 
 def _notes(config: FitConfig, checked: CheckedBatch) -> Iterator[str]:
-    """Yield notes on how the page of held-out prompts differs from that of a run."""
+    """Yield notes on how the page of held-out prompts differs from a run's own pages."""
     baseline = config.algorithm.baseline.kind
     trained_on = "Advantages are those that a policy iteration would train on."
     if config.algorithm.advantage_estimator == "poise":

@@ -11,9 +11,14 @@ _QUANTILE = 0.98  # a few extreme tokens must not leave the others without colou
 
 
 class Measure(NamedTuple):
-    """A number of each token, and its colour scale.
+    """A kind of number that each token has, and its colour scale on the page.
 
-    `low_means` and `high_means` are the labels at the ends of the scale.
+    Attributes:
+        name: the name of the column with the numbers.
+        low_means, high_means: the labels at the ends of the scale.
+        doc: the explanation on the page.
+        strong: the end of a sequential scale that stands out.
+        last_token_counts: whether the last tokens of responses count for the ends of the scale.
     """
 
     name: str
@@ -22,8 +27,8 @@ class Measure(NamedTuple):
     low_means: str
     high_means: str
     doc: str
-    strong: Literal["high", "low"] = "high"  # which end of a sequential scale stands out
-    last_token_counts: bool = True  # whether last tokens count for the ends of the scale
+    strong: Literal["high", "low"] = "high"
+    last_token_counts: bool = True
 
 
 MEASURES = (
@@ -119,7 +124,7 @@ MEASURES = (
 
 
 def domain(measure: Measure, numbers: ArrayLike) -> tuple[float, float]:
-    """Return the ends of the colour scale of these numbers.
+    """Return the lowest and the highest number of the colour scale for these numbers.
 
     Numbers that are not finite do not count. Diverging scales are symmetric around 0.
     """
@@ -134,6 +139,10 @@ def domain(measure: Measure, numbers: ArrayLike) -> tuple[float, float]:
 
 
 def _quantile(numbers: np.ndarray, share: float) -> float:
-    """Return the number nearest to a quantile, without interpolation."""
+    """Return the number nearest to a quantile, without interpolation.
+
+    Args:
+        share: the quantile, from 0 to 1.
+    """
     ordered = np.sort(numbers)
     return float(ordered[round(share * (len(ordered) - 1))])

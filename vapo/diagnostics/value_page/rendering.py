@@ -1,4 +1,4 @@
-"""Renders a page's contents as one self-contained HTML file, with `template`."""
+"""Render a page's contents as one self-contained HTML file, with `template`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,24 @@ _MAX_OBSERVED_CHARS = 4000
 
 
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
-    """Return the page's HTML. `about` has its `title`, `facts` (name -> text) and `notes`."""
+    """Return the page's HTML.
+
+    Args:
+        about: has the page's `title`, `facts` (name -> text) and `notes`.
+    """
     return fill_page(page_data(contents, token_text, about))
 
 
 def page_data(
     contents: PageContents, token_text: TokenText, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the data for `page.js`.
+    """Return the data from which `page.js` draws the page.
 
     A column is base64 of little-endian float32, or a number if all are equal, or null if all are
     NaN.
+
+    Args:
+        about: has the page's `title`, `facts` (name -> text) and `notes`.
     """
     places_by_row = {
         row: contents.batch.response_mask[row].nonzero()[:num_tokens, 0]
@@ -130,7 +137,7 @@ def _turns_data(
     """Return the turns that begin within the first `num_tokens` sampled tokens.
 
     `at` is the number of sampled tokens before the turn, `observed` the visible text that the
-    environment wrote before it. None if the rollout is not shown in turns.
+    environment wrote before it. The result is None if the rollout is not shown in turns.
     """
     if not shows_turns(rollout):
         return None
@@ -149,7 +156,7 @@ def _turns_data(
 
 
 def _turn_places(rollout: Rollout) -> list[int]:
-    """Return how many sampled tokens come before each turn."""
+    """Return for each turn how many sampled tokens come before it."""
     return list(accumulate((turn.num_sampled for turn in rollout.turns), initial=0))[:-1]
 
 
@@ -163,7 +170,10 @@ def _observed(token_ids: Sequence[int], token_text: TokenText) -> str:
 def _in_context(
     rollout: Rollout, token_ids: Sequence[int], token_text: TokenText
 ) -> list[tuple[int, str]]:
-    """Return (place, text) of the sampled tokens whose text depends on the tokens of their turn."""
+    """Return (index, text) of the tokens whose text depends on other tokens of their turn.
+
+    The indices count sampled tokens.
+    """
     return [
         (start + place, text)
         for start, end in pairwise([*_turn_places(rollout), len(token_ids)])

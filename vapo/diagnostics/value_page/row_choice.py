@@ -1,4 +1,4 @@
-"""Chooses the responses of a group that a page shows. Imports no torch."""
+"""Choose the responses of a group that a page shows. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ def rows_to_show(
     max_tokens: int,
     measured: Collection[int] = (),
 ) -> dict[int, int]:
-    """Choose rows, and how many tokens of each are shown. Right and wrong responses alternate.
+    """Choose rows of a group; return row -> how many of its tokens are shown.
 
-    Rows in `measured` come before others. If no response fits into `max_tokens`, the shortest is
-    cut to it.
+    Right and wrong responses alternate. If no response fits into `max_tokens`, the shortest is cut
+    to it.
+
+    Args:
+        rows: the group's rows.
+        measured: rows that come before others.
     """
     right = [i for i in range(len(rows)) if is_correct[i]]
     wrong = [i for i in range(len(rows)) if not is_correct[i]]

@@ -1,4 +1,4 @@
-"""Puts a page's data into one self-contained HTML file. Imports no torch.
+"""Put a page's data into one self-contained HTML file. Imports no torch.
 
 The data is JSON in the page. `page.js` draws it with text nodes only, so that no response can
 become markup. The Content-Security-Policy allows this one script and no request.
@@ -19,11 +19,17 @@ import numpy as np
 
 from vapo.diagnostics.value_page.visible_text import visible_text
 
-_PARTS = ("charts.js", "truth.js", "tokens.js")  # parts of the script, which page.js ends
+_PARTS = ("charts.js", "truth.js", "tokens.js")  # parts of the script; page.js is the last one
 
 
 def fill_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -> str:
-    """Return the HTML of a page's data. `script` goes before page.js, `style` after page.css."""
+    """Return the HTML of a page.
+
+    Args:
+        data: what `page.js` draws.
+        script: goes before page.js.
+        style: goes after page.css.
+    """
     style = _template("page.css") + style
     script = "\n".join([*map(_template, _PARTS), script, _template("page.js")])
     text = json.dumps(data, separators=(",", ":"))
@@ -63,7 +69,11 @@ def _base64(data: bytes) -> str:
 
 
 def shorten_text(text: str, max_chars: int, *, show: Callable[[str], str] = visible_text) -> str:
-    """Return the text's first `max_chars` characters, made visible, and how many more there are."""
+    """Return the text's first `max_chars` characters, made visible, and how many more there are.
+
+    Args:
+        show: makes characters visible.
+    """
     visible = show(text[:max_chars])
     num_omitted = len(text) - max_chars
     return visible + f" \u2026 ({num_omitted} more characters)" if num_omitted > 0 else visible

@@ -1,6 +1,6 @@
-"""Shows token ids as text: every byte is visible, and no character has an effect of its own.
+"""Show token ids as text: every byte is visible, and no character has an effect of its own.
 
-A byte-level token need not hold whole characters, so to decode a single token gives garbage. Here
+A byte-level token need not hold whole characters, so decoding a single token gives garbage. Here
 tokens are turned into bytes first. A character that several tokens share is shown at the first.
 """
 
@@ -24,7 +24,8 @@ CONTINUED = "\u2026"  # stands for a token whose bytes belong to an earlier toke
 class Token(NamedTuple):
     """A token as text that is safe to show.
 
-    `partial` has the token's bytes in hex if they are not whole characters, else "".
+    Attributes:
+        partial: the token's bytes in hex if they are not whole characters, else "".
     """
 
     text: str
@@ -33,7 +34,7 @@ class Token(NamedTuple):
 
 
 class TokenText:
-    """The visible texts of one tokenizer's tokens, cached."""
+    """Turns token ids of one tokenizer into visible text, with a cache."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +55,7 @@ class TokenText:
         return Token(text, is_special, raw.hex(" ").upper() if is_partial else "")
 
     def in_context(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
-        """Return (place, text) of the tokens whose text depends on their neighbours."""
+        """Return (index, text) of the tokens whose text depends on their neighbours."""
         texts: list[tuple[int, str]] = []
         place = 0
         while place < len(token_ids):
@@ -67,7 +68,9 @@ class TokenText:
         return texts
 
     def _run(self, token_ids: Sequence[int], start: int) -> list[str]:
-        """Return texts of the tokens from `start` to the first that completes its characters."""
+        """Return the texts of the tokens from `start` to the first that completes its
+        characters.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
         data, owners, num_tokens = b"", [], 0
         for token_id in token_ids[start:]:
@@ -101,7 +104,9 @@ class TokenText:
         return (piece if "\ufffd" in text else text).encode(errors="surrogatepass")
 
     def _decoded(self, token_id: int) -> str:
-        """Decode a token as in the middle of a text. On its own it may lose its leading space."""
+        """Return the text of a token in the middle of a text. Alone it may lose its leading
+        space.
+        """
         decode = self._tokenizer.decode
         if self._anchor is not None:
             prefix, both = str(decode([self._anchor])), str(decode([self._anchor, token_id]))
@@ -119,14 +124,14 @@ _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:
-    """Return the kinds of decoder in a fast tokenizer. A slow one has none."""
+    """Return the kinds of decoder in a fast tokenizer. A slow tokenizer has none."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     state = b"" if decoder is None else decoder.__getstate__()
     return set(re.findall(r'"type":"(\w+)"', state.decode()))
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return an ordinary token to put before others; None if the tokenizer has none."""
+    """Return the id of an ordinary token to put before others; None if the tokenizer has none."""
     for text in ("a", "0", "x"):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if ids and ids[-1] not in special_ids(tokenizer):

@@ -1,4 +1,4 @@
-"""What a page shows of the truth: true values of prefixes, from continuations, and the critic's."""
+"""What a page shows of measured true values, which come from continuations, beside the critic's."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _CALIBRATION_BINS = 10
 
 
 def truth_columns(truth: ValueTruth, batch: TrainingBatch) -> dict[str, Float[Tensor, "B T"]]:
-    """Return the true value of each token, and V(s_t) - it, with NaN where it was not measured.
+    """Return two columns: each token's true value, and V(s_t) less it. NaN means not measured.
 
-    In a response that was continued from every step, a token has the true value at the beginning
-    of its step. A single prefix says nothing of later tokens, so only the token that follows it
-    has its true value.
+    In a response that was continued from every step, a token has the true value at the beginning of
+    its step. A single prefix says nothing of later tokens, so only the token that follows it has
+    its true value. Without a critic there is one column.
     """
     true_values = torch.full(batch.response_mask.shape, math.nan)
     for point in sorted(truth.points, key=lambda point: point.num_tokens):
@@ -59,14 +59,14 @@ def truth_data(truth: ValueTruth) -> dict[str, Any]:
 def measured_prefixes(
     truth: ValueTruth, places_by_row: Mapping[int, Int[Tensor, " n"]]
 ) -> dict[int, Profile]:
-    """Return each row's measured prefixes that end before one of its shown tokens, in order.
+    """Return row -> a table of its measured prefixes that end before a shown token, in order.
 
     The columns are num_tokens (how many shown tokens come before), mean (of the returns), low and
     high (of its 95 % interval), num_continuations and value (the critic's).
 
     Args:
-        places_by_row: the places of each row's shown tokens in the response. In an episode they
-            are those that the policy sampled.
+        places_by_row: row -> the indices of its shown tokens in the response. In an episode they
+            are tokens that the policy sampled.
     """
     spread = fmean(point.noise * len(point.returns) for point in truth.points)
     profiles: dict[int, Profile] = {}
@@ -91,9 +91,9 @@ def measured_prefixes(
 def truth_calibration(truth: ValueTruth) -> Profile:
     """Return the columns of a table with one row for each bin of the critic's values.
 
-    The bins have equal widths; empty ones are left out. The 95 % interval of `truth_mean` takes the
-    prefixes of a prompt as one draw. It is cut to the lowest and highest return, and None if fewer
-    than four prompts are in the bin. Without a critic the table is empty.
+    The bins have equal widths. Empty ones are left out. The 95 % interval of `truth_mean` takes the
+    prefixes of a prompt as one draw. Its limits are cut to the lowest and highest return, and None
+    if fewer than four prompts are in the bin. Without a critic the table is empty.
     """
     by_prompt: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for point in truth.points:

@@ -1,4 +1,4 @@
-"""Makes text safe to show: no character has an effect of its own. Imports no transformers."""
+"""Make text safe to show: no character has an effect of its own. Imports no transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chooses the states of a rollout batch to measure, within a budget of tokens."""
+"""Choose the states of a rollout batch whose true values are measured, within a budget of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from vapo.types import Rollout
 
 @dataclass(frozen=True)
 class Choice:
-    """The places to measure.
+    """The states of a rollout batch to be measured, each a response and a number of its tokens.
 
-    `is_of_steps` says of each place whether it is a step of a response that is measured at every
-    one of its steps; `num_responses` is the number of these responses.
+    Attributes:
+        places: the states.
+        is_of_steps: for each state, whether its response is measured at every one of its steps.
+        num_responses: the number of responses that are measured at every step.
     """
 
     places: list[Place]
@@ -31,7 +35,7 @@ class Choice:
     def describe(
         self, rollouts: Sequence[Rollout], settings: ValueTruthConfig, max_response_tokens: int
     ) -> str:
-        """Describe what will be sampled, and about how many tokens it costs."""
+        """Return a line on what will be sampled, and about how many tokens it costs."""
         k, states = settings.num_continuations, group_by_state(rollouts, self.places)
         num_others = len(self.places) - sum(self.is_of_steps)
         expected = expected_tokens(rollouts, self.places, k)
@@ -50,11 +54,12 @@ def choose_places(
     *,
     seed: int,
 ) -> Choice:
-    """Choose whole responses of as many prompts as possible, and prefixes of other responses.
+    """Choose the states to measure: all steps of some responses, and single prefixes of others.
 
-    The prefixes are spread over all positions. If the cost (`expected_tokens`) exceeds
-    `settings.max_tokens`, both are cut in proportion; at least one response, or one prefix if no
-    responses are asked for, remains. Episodes are continued from the beginnings of turns only.
+    The responses are of as many prompts as possible, and the prefixes are spread over all
+    positions. If the cost (`expected_tokens`) exceeds `settings.max_tokens`, both are cut in
+    proportion. At least one response remains, or one prefix if no responses are asked for. Episodes
+    are continued from the beginnings of turns only.
     """
     order = [row for row in spread_over_prompts(rollouts, seed) if not rollouts[row].is_lost]
     if not order:
@@ -73,7 +78,7 @@ def choose_places(
     size = max(len(steps), len(prefixes))
 
     def cut(number: int) -> tuple[list[list[Place]], list[Place]]:
-        """Cut the longer list to its first `number`, and the other one in proportion."""
+        """Return `number` items of the longer list, and as large a part of the other one."""
         num_whole, num_single = len(steps) * number // size, len(prefixes) * number // size
         return steps[: max(num_whole, 1)], prefixes[: max(num_single, 0 if steps else 1)]
 
@@ -92,16 +97,16 @@ def choose_places(
 
 
 def _tokens_before(rollout: Rollout, share: float) -> int:
-    """Return how many tokens come before the place at this share of a response.
+    """Return how many tokens come before the state at this share of a response, from 0 to 1.
 
-    In an episode it is the place at this share of its turns' beginnings.
+    In an episode the states are the beginnings of turns.
     """
     places = open_places(rollout)
     return places[min(int(share * len(places)), len(places) - 1)]
 
 
 def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
-    """Shuffle all rows: first a row of every prompt, then a second row of each, and so on."""
+    """Return all rows in random order: a row of every prompt, then a second of each, and so on."""
     rng = Random(seed)
     groups = group_by_state(rollouts, [Place(row, 0) for row in range(len(rollouts))])
     rng.shuffle(groups)
@@ -112,10 +117,12 @@ def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
 
 
 def expected_tokens(rollouts: Sequence[Rollout], places: Sequence[Place], k: int) -> int:
-    """Return the number of tokens that k continuations from each place would sample.
+    """Return the number of tokens that k continuations from each state would sample.
 
-    Each is taken to be as long as the response was after the place. Places with an equal state
-    count once.
+    Each continuation is taken to be as long as the remaining response. Equal states count once.
+
+    Args:
+        places: the states, each a response and a number of its tokens.
     """
     lasts = [last for *_, last in group_by_state(rollouts, places)]
     return sum(k * sum(rollouts[last.row].is_sampled[last.num_tokens :]) for last in lasts)

@@ -1,8 +1,8 @@
-"""Figures of how far the critic is from the truth, without the continuations' noise.
+"""Figures of how far the critic is from the true values, without the continuations' noise.
 
 Each figure is a function of sums over prompts. Its interval is a bootstrap over prompts, so it
-includes the noise of prompts, responses and continuations. With few prompts it covers less than
-95 % (tests/diagnostics/test_truth_figures.py); correcting bias and skewness did not mend that.
+includes the noise of prompts, responses and continuations. With few prompts it covers less than 95
+% (tests/diagnostics/test_truth_figures.py); correcting bias and skewness did not mend that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class TruthFigures:
 
     A figure that cannot be estimated is NaN. The figures up to `variance`, and `explained`, are
     over all prefixes. `between_variance` and `explained_between` are over the prompts, before the
-    first token. The others are over responses that were continued from every step.
+    first token. All others are over responses that were continued from every step. A fall of T is
+    clear if it is larger than the continuations' noise.
 
     Attributes:
         bias: the mean of V - T.
@@ -45,17 +46,17 @@ class TruthFigures:
         within_variance: the variance of T within a response.
         between_variance: the variance of T between prompts.
         explained: 1 - Var(T - V) / Var(T).
-        explained_within: the same for differences from a response's mean.
-        explained_between: the same between prompts.
+        explained_within: `explained` for differences from a response's mean.
+        explained_between: `explained` between prompts.
         flattening: the spread of V within a response / the spread of T.
         rank_agreement: the share of pairs of steps with clearly different T that V orders as T.
-        mistake_precision: of the largest falls of V, as many as responses have a clear fall of T,
-            the share that is at a first clear fall of T.
-        mistake_recall: of the responses with a clear fall of T, the share in which V falls most
-            at the first one.
+        mistake_precision: the share of the largest falls of V that are at a first clear fall of T.
+            As many falls of V count as responses have a clear fall of T.
+        mistake_recall: the share of responses with a clear fall of T in which V falls most at the
+            first one.
         mistake_recall_ceiling: the share in which T falls most there, as far as continuations tell.
-        by_position: columns position, num_prefixes, truth_mean, value_mean, bias, mse.
-        mistakes: the recall's responses by whether they mark the mistake themselves.
+        by_position: a table with columns position, num_prefixes, truth_mean, value_mean, bias, mse.
+        mistakes: the responses of `mistake_recall`, by whether they mark the mistake themselves.
     """
 
     num_prompts: int
@@ -82,9 +83,13 @@ class TruthFigures:
 
 
 def _share(bootstrap: Bootstrap, part: str, whole: str) -> Figure:
-    """Estimate a share, with the union of Wilson's interval and the bootstrap's.
+    """Estimate a share of responses, with the union of Wilson's interval and the bootstrap's.
 
-    Wilson's takes responses as independent, and the bootstrap's has no width if all are alike.
+    Wilson's interval takes responses as independent. The bootstrap's has no width if all prompts
+    agree.
+
+    Args:
+        part, whole: the names of two sums, whose ratio is the share.
     """
     share = bootstrap.figure(lambda s: s[part] / s[whole])
     if share.is_unknown or not bootstrap.is_bounded:
@@ -120,7 +125,7 @@ def truth_figures(
     least = _ROUNDING * float(np.square([point.mean for point in points]).max())
 
     def known(variance: Any, num: Any = 1) -> Any:
-        """Replace a variance by NaN if it does not exceed the noise, or is rounding alone."""
+        """Return the variance, or NaN if it does not exceed the noise or is a rounding error."""
         return np.where(variance > least * num, variance, np.nan)
 
     def explained(truth: str, error: str, num: str) -> Figure:
@@ -152,7 +157,7 @@ def truth_figures(
 
 
 def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
-    """Return the points of each response that was continued from every step, in order."""
+    """Return for each response that was continued from every step its points, in order."""
     rows: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:
         if point.is_of_steps:
@@ -167,7 +172,7 @@ def _sums_of_prompts(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Return each sum under its name, as an array with a number for each prompt."""
+    """Return the name of each sum -> an array with a number for each prompt."""
     falls = mistake_sums(responses, outcomes, seed=seed)
     rows = [
         _all_sums(group)
@@ -181,19 +186,26 @@ def _sums_of_prompts(
 
 
 def _variance(s: Sums, name: str, num: str) -> Any:
-    """The variance of `num` numbers, from their sum `name` and that of their squares `namename`."""
+    """Return a variance from the sums of some numbers and of their squares.
+
+    Args:
+        s: has the number of the numbers under `num`, their sum under `name`, and the sum of their
+            squares under `name` written twice.
+    """
     return s[name * 2] / s[num] - (s[name] / s[num]) ** 2
 
 
 def _columns(points: Sequence[TruthPoint]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return true values, the critic's values (NaN without one) and the noise of the true ones."""
+    """Return arrays of true values, the critic's values (NaN without one), and noise of true
+    values.
+    """
     rows = [(p.mean, math.nan if p.value is None else p.value, p.noise) for p in points]
     t, v, noise = np.array(rows, dtype=float).T.copy()
     return t, v, noise
 
 
 def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
-    """Return sums over all prefixes of a prompt.
+    """Return sums over all measured prefixes of a prompt.
 
     A true value is a mean of K returns, so its noise is subtracted from each squared difference.
     """
@@ -214,7 +226,10 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 
 
 def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
-    """Return sums of squared differences from each response's mean; n - 1 of n are independent."""
+    """Return sums of squared differences from each response's mean.
+
+    Of n differences n - 1 are independent, so "within_n" counts n - 1.
+    """
     sums = dict.fromkeys(("within_n", "within_t", "within_v", "within_d"), 0.0)
     for steps in responses:
         if len(steps) < 2:
@@ -229,7 +244,10 @@ def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
 
 
 def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
-    """Return the sums of the prompt alone, before the first token of any response."""
+    """Return the sums of the prompt's state, before the first token of any response.
+
+    They are 0 if that state was not measured.
+    """
     first = next((point for point in points if point.num_tokens == 0), None)
     if first is None:
         return dict.fromkeys(("prompts", "t0", "t0t0", "d0", "d0d0"), 0.0)
@@ -239,7 +257,9 @@ def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 
 
 def _by_position(points: Sequence[TruthPoint]) -> Profile:
-    """Return means over prefixes whose position is in the same tenth of their response."""
+    """Return a table of means over prefixes whose position is in the same tenth of their
+    response.
+    """
     bins: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:
         bins[min(int(point.position * _POSITION_BINS), _POSITION_BINS - 1)].append(point)

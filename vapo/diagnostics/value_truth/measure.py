@@ -1,4 +1,6 @@
-"""Measures the true values of states of a rollout batch, and compares the critic's with them."""
+"""Measure the true values of states of a rollout batch, and compare the critic's values with
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ from vapo.types import Prompt, Rollout, RolloutBatch
 
 @dataclass(frozen=True)
 class ValueTruth:
-    """A measurement: the points of this rank's batch, and figures over all ranks.
+    """The measured true values of a rollout batch, with the critic's values there.
 
     Attributes:
+        points: the measured states of this rank's batch.
+        figures: how the values compare, over all ranks.
         outcomes: the two possible returns; None if there are others.
         num_tokens: how many tokens the continuations have, over all ranks.
     """
@@ -46,7 +50,9 @@ class ValueTruth:
 
     @property
     def rows(self) -> frozenset[int]:
-        """The rows that were continued from every step; without such rows, all with a point."""
+        """The rows that were continued from every step; without such rows, all that have a
+        point.
+        """
         of_steps = frozenset(point.row for point in self.points if point.is_of_steps)
         return of_steps or frozenset(point.row for point in self.points)
 
@@ -63,13 +69,13 @@ def measure_truth(
     note: Callable[[str], None],
     groups_are_chosen: bool = False,
 ) -> tuple[list[TruthPoint], int]:
-    """Sample continuations of states of the batch.
+    """Sample continuations from some states of the batch, which measure the states' true values.
 
-    Return the points, which have no values yet, and the number of sampled tokens. Every rank must
-    call this, with its own batch.
+    Return the measured states, which have no critic's values yet, and the number of sampled tokens.
+    Every rank must call this, with its own batch.
 
     Args:
-        note: gets a line about the cost before sampling begins, and one about failures.
+        note: called with a line about the cost before sampling begins, and with one about failures.
         groups_are_chosen: whether groups are filtered by their rewards (dynamic sampling). If so,
             the mean reward of a prompt's other responses does not estimate its value, and points
             have no baseline.
@@ -117,9 +123,10 @@ def measure_truth(
 def is_marked_wrong(
     config: FitConfig, rollout: Rollout, num_tokens: int, tokenizer: PreTrainedTokenizerBase
 ) -> bool | None:
-    """Whether the response's own check calls the step wrong that ends after `num_tokens` tokens.
+    """Whether the response itself calls the step wrong that ends after `num_tokens` tokens.
 
-    None if no check ends there, or the task has no checks.
+    In some tasks a response checks its own steps. None if no check ends there, or the task has no
+    checks.
     """
     own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
     if own_check is None or not all(rollout.is_sampled):
@@ -139,7 +146,7 @@ def prompt_label(prompt: Prompt) -> str:
 def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float | None]:
     """Return for each response the mean reward of the other responses to its prompt.
 
-    None if there are no others, or if the environment lost any response of the group.
+    It is None without other responses, or if the environment lost any response of the group.
     """
     size = batch.group_size
     if size == 1:
@@ -160,7 +167,7 @@ def with_values(
 ) -> list[TruthPoint]:
     """Return the points with the critic's values of their states.
 
-    Points whose value is not finite are dropped. Without `values` all points stay as they are.
+    Points whose value is not finite are dropped. If `values` is None, all points stay as they are.
     """
     if values is None:
         return list(points)
@@ -190,6 +197,7 @@ def compare_with_values(
         points: this rank's points, without values.
         num_tokens: how many tokens this rank sampled for them.
         values: the critic's values of this rank's batch; None without a critic.
+        seed: for the bootstrap.
     """
     valued, outcomes = with_values(points, values), possible_outcomes(config)
     first_row, all_points = 0, []
@@ -204,7 +212,7 @@ def compare_with_values(
 
 
 def describe_truth(figures: TruthFigures) -> str:
-    """Describe each figure that could be estimated in a line, with its interval."""
+    """Return a line for each figure that could be estimated, with its interval."""
     rows = [f"truth/num_mistakes: {figures.num_mistakes}"]
     for name, x in known_figures(figures).items():
         limits = f"[{x.low:.4f}, {x.high:.4f}]" if x.is_bounded else "no interval"
@@ -226,7 +234,7 @@ def truth_metrics(truth: ValueTruth) -> dict[str, float]:
 
 
 def known_figures(figures: TruthFigures) -> dict[str, Figure]:
-    """Return the figures that could be estimated, by name."""
+    """Return name -> figure, for the figures that could be estimated."""
     return {
         f.name: figure
         for f in fields(figures)
@@ -235,9 +243,9 @@ def known_figures(figures: TruthFigures) -> dict[str, Figure]:
 
 
 def truth_table(truth: ValueTruth) -> dict[str, Any]:
-    """Return a table for JSON: figures with intervals, means by position, and this rank's points.
+    """Return a measurement for JSON: figures with intervals, means by position, this rank's points.
 
-    A limit that an interval lacks is null.
+    A missing limit of an interval is null.
     """
     return {
         "num_tokens": truth.num_tokens,

@@ -1,4 +1,4 @@
-"""Finds the steps at which a response loses value, by the truth and by the critic."""
+"""Find the steps at which a response loses value: by its true values, and by the critic's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 
-_LEVEL = 0.05  # the chance that a response without any fall gets one
+_LEVEL = 0.05  # the chance that a response without any mistake gets one
 _DRAWS = 200  # draws of a response's true values, for the share that an exact critic finds
 _LEAST_STRENGTH = 0.1  # the prior counts as this many returns if all measured values are extreme
 
@@ -23,7 +23,12 @@ Responses = Sequence[Sequence[TruthPoint]]  # the steps of each response, in ord
 
 @dataclass(frozen=True)
 class MistakeCount:
-    """A number of mistakes, and at how many of them, `found`, the critic's value falls most."""
+    """How often the critic finds mistakes.
+
+    Attributes:
+        found: at how many of the mistakes the critic's value falls most.
+        num: the number of mistakes.
+    """
 
     found: int = 0
     num: int = 0
@@ -34,11 +39,16 @@ class MistakeCount:
 
 @dataclass(frozen=True)
 class MistakesByMark:
-    """Counts of first mistakes, by what the response's own check says of the step.
+    """Counts of first mistakes, by what the response itself says of the step.
 
-    `marked`: the check calls the step wrong; `unmarked`: it calls the step right; `unchecked`: no
-    check follows the step. A critic that has learned to read the checks finds marked mistakes
-    without seeing the mistake itself. Only the other two show that it sees the step.
+    In some tasks a response checks its own steps. A critic that has learned to read the checks
+    finds marked mistakes without seeing the mistake itself. Only unmarked and unchecked mistakes
+    show that it sees the step.
+
+    Attributes:
+        marked: the check calls the step wrong.
+        unmarked: the check calls the step right.
+        unchecked: no check follows the step.
     """
 
     marked: MistakeCount = MistakeCount()
@@ -53,10 +63,14 @@ class MistakesByMark:
 
 
 def difference_in_errors(earlier: TruthPoint, later: TruthPoint, outcomes: Outcomes) -> float:
-    """Return the true value's rise from one point to the other, in standard errors.
+    """Return the true value's rise from one point to a later one, in standard errors.
 
-    So that K equal returns have an error too, returns with two outcomes get one more of each
-    (Agresti and Caffo 2000); for others the mean variance of both points counts as one more draw.
+    K equal returns must have an error, too. Therefore returns with two outcomes get one more of
+    each (Agresti and Caffo 2000); for others the mean variance of both points counts as one more
+    draw.
+
+    Args:
+        outcomes: the two possible returns; None if there are others.
     """
     pooled = fmean([earlier.noise * len(earlier.returns), later.noise * len(later.returns)])
     means, squared_error = [], 0.0
@@ -76,7 +90,8 @@ def difference_in_errors(earlier: TruthPoint, later: TruthPoint, outcomes: Outco
 def first_clear_fall(steps: Sequence[TruthPoint], outcomes: Outcomes) -> int | None:
     """Return the index of the point before the first step that clearly lost value, or None.
 
-    Each of n steps is tested one-sided at a level of 0.05 / n.
+    None means that no step clearly lost value. Each of n steps is tested one-sided at a level of
+    0.05 / n.
     """
     if len(steps) < 2:
         return None
@@ -102,7 +117,7 @@ def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
 
 
 def mistakes_by_mark(prompts: Sequence[Responses], outcomes: Outcomes) -> MistakesByMark:
-    """Count the first mistakes of all responses with a clear fall of the truth."""
+    """Count the first mistakes of all responses whose true value clearly falls."""
     counts_by_mark = {True: [0, 0], False: [0, 0], None: [0, 0]}  # in the order of the fields
     for steps in chain(*prompts):
         place, fall = first_clear_fall(steps, outcomes), largest_fall(steps)
@@ -116,14 +131,14 @@ def mistakes_by_mark(prompts: Sequence[Responses], outcomes: Outcomes) -> Mistak
 def mistake_sums(
     prompts: Sequence[Responses], outcomes: Outcomes, *, seed: int = 0
 ) -> list[dict[str, float]]:
-    """Return counts of responses for each prompt.
+    """Return for each prompt counts of its responses.
 
-    - with_mistake: those with a clear fall of the truth.
-    - found: those of them at whose first clear fall the critic's value falls most.
-    - found_by_exact: how many of them an exact critic would find.
-    - named: those whose largest fall of the critic's value is among the largest of all prompts, as
-      many as there are responses with a mistake.
-    - named_right: those of the named whose largest fall is at the first clear fall of the truth.
+    - with_mistake: responses whose true value clearly falls.
+    - found: responses with a mistake at whose first clear fall the critic's value falls most.
+    - found_by_exact: how many mistakes an exact critic would find, on average.
+    - named: responses whose largest fall of the critic's value is among the N largest of all
+      prompts. N is the number of all responses with a mistake.
+    - named_right: named responses whose largest fall is at the first clear fall of the true value.
 
     Without values `found` is NaN and none are named.
     """
@@ -160,7 +175,7 @@ def mistake_sums(
 
 
 class _Prior(NamedTuple):
-    """Mean and variance of the true values of all points.
+    """The prior of a true value: mean and variance of the true values of all points.
 
     `pooled` is the mean variance of the returns from a point.
     """
@@ -171,7 +186,7 @@ class _Prior(NamedTuple):
 
 
 def _prior(points: Sequence[TruthPoint]) -> _Prior:
-    """Estimate the prior from the measured values, whose noise is subtracted from the variance."""
+    """Estimate the prior from the measured values. Their noise is subtracted from the variance."""
     means, noises = np.array([(point.mean, point.noise) for point in points]).T.copy()
     variance = max(means.var() - noises.mean(), 1e-6 * means.var())
     pooled = np.mean([point.noise * len(point.returns) for point in points])
@@ -206,7 +221,7 @@ def _draw_values(
 def pair_sums(responses: Responses, outcomes: Outcomes) -> dict[str, float]:
     """Count pairs of steps of one response whose true values clearly differ.
 
-    `pairs_right` are those that the critic puts in the same order; equal values count half.
+    `pairs_right` counts the pairs that the critic puts in the same order. Equal values count half.
     """
     pairs = right = 0.0
     bound = NormalDist().inv_cdf(1 - _LEVEL / 2)

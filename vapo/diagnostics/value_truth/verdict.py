@@ -2,8 +2,8 @@
 
 A sentence is part of the verdict if the whole interval of its figure lies on one side of a
 threshold. If the interval contains the threshold, the question is listed at the end instead: there
-are too few continuations to decide it. docs/value_page.md explains the thresholds and has a row
-of its table for every sentence.
+are too few continuations to decide it. docs/value_page.md explains the thresholds and has a row of
+its table for every sentence.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vapo.intervals import SHIFTED_ABOVE, Figure, quote
 EXPLAINS_MUCH = 0.5  # share of the truth's variance above which the critic follows it
 EXPLAINS_LITTLE = 0.1  # share of the truth's variance below which the critic does not know it
 FLAT_BELOW = 0.25  # spread of the values within a response / that of the truth
-DAMPED_BELOW = 0.8  # the same: the values move, but less than the truth
-EXTREME_ABOVE = 1.25  # the same: the values move more than the truth
-IN_ORDER_ABOVE = 0.5  # share of pairs of steps in the truth's order: chance
-BARELY_IN_ORDER_BELOW = 0.65  # the same: hardly better than chance
+DAMPED_BELOW = 0.8  # that ratio, below which the values move less than the truth
+EXTREME_ABOVE = 1.25  # that ratio, above which the values move more than the truth
+IN_ORDER_ABOVE = 0.5  # share of pairs of steps in the truth's order that chance gives
+BARELY_IN_ORDER_BELOW = 0.65  # that share, below which it is hardly better than chance
 NAMES_ABOVE = 0.5  # share of responses whose first mistake the critic names
 MISTAKES_NEEDED = 6  # responses with a mistake; with fewer the verdict on mistakes stays open
 
@@ -53,7 +53,10 @@ class Sentence(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The row of the manual that explains more, in words: a page opened offline cannot link."""
+        """The row of the documentation that explains the sentence, named in words.
+
+        It is no link, because a page that is opened offline cannot link to the documentation.
+        """
         return f'docs/value_page.md, "When value training fails", row "{TRUTH_ROWS[self.anchor]}"'
 
 
@@ -83,7 +86,9 @@ def verdict(figures: TruthFigures) -> list[Sentence]:
 
 
 def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
-    """How much of the truth's variance is explained; None if the interval contains a threshold."""
+    """Return how much of the variance a figure explains; None if its interval contains a
+    threshold.
+    """
     if figure.low > EXPLAINS_MUCH:
         return "much"
     if figure.high < EXPLAINS_LITTLE:
@@ -92,7 +97,7 @@ def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
 
 
 def _what_it_knows(figures: TruthFigures) -> Sentences:
-    """Say what the critic knows of the steps within a response, and of prompts."""
+    """Yield what the critic knows of the steps within a response, and of prompts."""
     flattening, within = figures.flattening, figures.explained_within
     if flattening.is_unknown and within.is_unknown:
         yield from _of_all_prefixes(figures)
@@ -133,7 +138,14 @@ def _what_it_knows(figures: TruthFigures) -> Sentences:
 
 
 def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
-    """Say that the values tell nothing of a response's steps: they stand still, or are noise."""
+    """Return the sentence on a critic whose values do not follow a response's steps.
+
+    They stand still, or are noise.
+
+    Args:
+        critic: how the sentence begins.
+        numbers: the figures for the sentence.
+    """
     prompts = _explains(figures.explained_between)
     if prompts == "little":
         return Sentence(
@@ -157,10 +169,10 @@ def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
 
 
 def _of_all_prefixes(figures: TruthFigures) -> Sentences:
-    """Say what the critic knows of all prefixes, prompts and steps in one figure.
+    """Yield what the critic knows of all prefixes, prompts and steps in one figure.
 
     This stands for the figures within responses, which are unknown: no response was continued from
-    every step, or the truth within responses does not move beyond the noise.
+    every step, or the true values within responses do not move beyond the noise.
     """
     if figures.num_responses > 0:
         yield (
@@ -180,7 +192,7 @@ def _of_all_prefixes(figures: TruthFigures) -> Sentences:
 
 
 def _on_average(figures: TruthFigures) -> Sentences:
-    """Say whether the values are too high or too low on average."""
+    """Yield whether the values are too high or too low on average."""
     bias = figures.bias
     if bias.is_unknown:
         return
@@ -200,7 +212,10 @@ def _on_average(figures: TruthFigures) -> Sentences:
 
 
 def _beside_the_baseline(figures: TruthFigures) -> Sentences:
-    """Compare the critic with the baseline of methods without one: the other responses' mean."""
+    """Yield whether the critic is nearer to the truth than the mean reward of the other responses.
+
+    That mean is the baseline of methods without a critic.
+    """
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
         return
@@ -222,7 +237,7 @@ def _beside_the_baseline(figures: TruthFigures) -> Sentences:
 
 
 def _on_mistakes(figures: TruthFigures) -> Sentences:
-    """Say whether the critic names the first mistake of a response."""
+    """Yield whether the critic names the first mistake of a response."""
     recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
     if recall.is_unknown:
         return
