@@ -81,8 +81,9 @@ class _Block(BaseModel):
 
 
 class Entry(_Block):
-    """The keys that entries of every kind may have. `configs` are paths from the grid file's
-    folder.
+    """The keys that entries of every kind may have.
+
+    `configs` are paths from the grid file's folder.
     """
 
     system: str | None = None

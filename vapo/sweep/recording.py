@@ -201,8 +201,7 @@ class ParentRun:
 
     @contextlib.contextmanager
     def _store_may_fail(self) -> Iterator[None]:
-        """Let the block fail in MLflow without ending the sweep. The first failure is noted to the
-        user.
+        """Ignore MLflow's errors in this block, but note the first one to the user.
 
         Later ones are silent until everything has been recorded.
         """
@@ -249,8 +248,9 @@ class ParentRun:
         }
 
     def close(self, status: str) -> None:
-        """End the parent run. If the store has missed something, try once more to record it
-        first.
+        """End the parent run.
+
+        If the store has missed something, try once more to record it first.
         """
         if self._is_behind:
             self._record()

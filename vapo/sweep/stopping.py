@@ -54,8 +54,9 @@ class SweepSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer a signal that comes in this block to its end. The block stands inside
-        `catching`.
+        """Defer a signal that comes in this block to its end.
+
+        The block stands inside `catching`.
         """
         self._is_deferred = True
         try:
@@ -66,8 +67,9 @@ class SweepSignals:
             self._raise()
 
     def stop(self, runs: Sequence[Stoppable]) -> None:
-        """Ask all runs to stop, and wait. After `STOP_S` seconds or a second signal, kill the
-        rest.
+        """Ask all runs to stop, and wait.
+
+        After `STOP_S` seconds or a second signal, kill the rest.
         """
         self._is_deferred = True
         for run in runs:

@@ -150,8 +150,9 @@ def groups_to_show(
 def group_scores(
     batch: TrainingBatch, value_errors: Float[Tensor, "B T"] | None
 ) -> dict[str, list[float]]:
-    """Return reason -> the score of each group. The group with the highest score above 0 is
-    shown.
+    """Return reason -> the score of each group.
+
+    The group with the highest score above 0 is shown.
     """
 
     def token_means(x: Tensor) -> Tensor:

@@ -104,9 +104,7 @@ class TokenText:
         return (piece if "\ufffd" in text else text).encode(errors="surrogatepass")
 
     def _decoded(self, token_id: int) -> str:
-        """Return the text of a token in the middle of a text. Alone it may lose its leading
-        space.
-        """
+        """Return a token's text as within a longer text. Alone, it might lose its leading space."""
         decode = self._tokenizer.decode
         if self._anchor is not None:
             prefix, both = str(decode([self._anchor])), str(decode([self._anchor, token_id]))

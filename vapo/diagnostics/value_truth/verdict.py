@@ -53,9 +53,9 @@ class Sentence(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The row of the documentation that explains the sentence, named in words.
+        """Return the name of the documentation's row that explains the sentence.
 
-        It is no link, because a page that is opened offline cannot link to the documentation.
+        It takes the place of a link, because a page that is opened offline cannot link anywhere.
         """
         return f'docs/value_page.md, "When value training fails", row "{TRUTH_ROWS[self.anchor]}"'
 

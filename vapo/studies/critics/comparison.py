@@ -64,7 +64,7 @@ class CriticModule(VapoModule):
     """The training module of `vapo critics`: a run's module that trains its critic and no policy.
 
     The policy's weights are loaded only for a critic that needs them: a probe reads the policy's
-    hidden states, and adapters stand on its base model. The policy's architecture always counts
+    hidden states, and adapters need its base model. The policy's architecture always counts
     when the layout of rows is chosen, so a critic is the same here as in a run, bit for bit.
     """
 

@@ -94,8 +94,9 @@ def cut_minibatch(config: FitConfig, network: str, layout: Layout) -> Cut:
 
 
 def _longest_rollouts(size: Lengths, *, num_critics: int) -> TrainingBatch:
-    """Make a batch of `size`. Its lengths and critic numbers are true, all other numbers made
-    up.
+    """Make a batch of `size`.
+
+    Its lengths and critic numbers are true, all other numbers made up.
     """
     prompts = [
         Prompt(str(i), "", (i,) * size.prompt_tokens, "")

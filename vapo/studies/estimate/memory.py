@@ -131,7 +131,10 @@ def estimate_memory(
 
 
 def _saves_in_background(config: FitConfig) -> bool:
-    """Whether `vapo fit` saves in the background, on a GPU whose host has room for the copy."""
+    """Whether checkpoints are saved in the background.
+
+    The config decides, by default the device.
+    """
     setting = config.checkpoints.save_in_background
     return config.trainer.accelerator != "cpu" if setting is None else setting
 
@@ -197,8 +200,9 @@ def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
 
 
 def _engine_weights(actor: NetworkBytes, config: FitConfig) -> float:
-    """Return the bytes of the sampler's copy of the actor. In a mixed copy the layers are
-    bfloat16.
+    """Return the bytes of the sampler's copy of the actor.
+
+    In a copy of mixed precision the layers are bfloat16.
     """
     if not has_mixed_copy(config):
         return actor.weights
@@ -284,8 +288,9 @@ def _gradients(
 
 
 def _optimizer_step(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """Return the bytes by part of the optimizer's step: gradients. AdamW changes all else in
-    place.
+    """Return the bytes by part of the optimizer's step: gradients.
+
+    AdamW changes all else in place.
     """
     if config.trainer.cpu_offload:
         return {}  # the optimizer steps on the host

@@ -163,7 +163,7 @@ class FakeNetwork:
                 parameter.register_post_accumulate_grad_hook(_drop_grad)
 
     def update(self, **lengths: int) -> PassMemory:
-        """Run a micro-batch's forward and backward. Each gradient counts until it is complete.
+        """Run a micro-batch's forward and backward. A gradient is freed once it is complete.
 
         Args:
             lengths: the fields of `Lengths`.
@@ -187,8 +187,9 @@ class FakeNetwork:
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
-        """Run the sampler's forward over prompts. The result's `kept_bytes` are those of the
-        cache.
+        """Run the sampler's forward over prompts.
+
+        The result's `kept_bytes` are those of the cache.
         """
         with self._tracked() as tracker, self._no_autocast_eval():
             self._run(rows, prompt_tokens, cache := self._empty_cache())
@@ -238,8 +239,8 @@ class FakeNetwork:
             yield tracker
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Return Lightning's autocast, which caches no copies of weights, if the network uses
-        it.
+        """Return Lightning's autocast without a cache of weights, or an empty context if it is
+        off.
         """
         if not self.shape.autocast:
             return nullcontext()

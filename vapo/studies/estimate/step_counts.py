@@ -47,8 +47,8 @@ _ATTENTION = {
 class StepWork:
     """The work of one GPU: FLOPs, and for each kind of collective their number and bytes.
 
-    The bytes are those of whole tensors. A collective that is not in `KINDS` has torch's name as
-    its kind, and the bytes of the largest among its arguments and its result.
+    Bytes are counted of whole tensors, before they are sharded. A collective that is not in `KINDS`
+    has torch's name as its kind, and the bytes of the largest among its arguments and its result.
     """
 
     flops: float = 0.0
@@ -82,7 +82,7 @@ class StepCounts(TorchDispatchMode):
         """Begin a part, a micro-batch or an optimizer step: count what follows under this stage.
 
         Args:
-            inputs: the tokens of the micro-batch; None keeps those of the part before.
+            inputs: the tokens of the micro-batch; None keeps the tokens of the part before.
             member: the number of the critic that the micro-batch trains.
         """
         self.parts.append((stage, StepWork()))

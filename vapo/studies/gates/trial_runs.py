@@ -44,7 +44,7 @@ class StateReturns:
     is_complete: bool = True
 
     def add(self, batch: RolloutBatch) -> None:
-        """Add a batch of the start policy's rollouts."""
+        """Add the states and returns of a batch of the start policy's rollouts."""
         states = self.states_in(batch) if self.is_complete else None
         if states is None:
             self.is_complete = False
@@ -116,8 +116,9 @@ class TrialWatcher(Callback, ABC):
         trainer.should_stop = trainer.should_stop or is_over
 
     def measure_start(self, module: VapoModule) -> None:
-        """Measure the networks before their first update. The critic's head is initialized by
-        then.
+        """Measure the networks before their first update.
+
+        The critic's head is initialized by then.
         """
 
     @abstractmethod
@@ -256,8 +257,9 @@ class Collapse(TrialWatcher):
 
     @property
     def collapsed_after(self) -> int | None:
-        """The updates after which responses were less than half as long. None if they never
-        were.
+        """The updates after which responses were less than half as long.
+
+        None if they never were.
         """
         half = self.start_length / 2
         return next((n for n, length in enumerate(self.lengths) if length < half), None)

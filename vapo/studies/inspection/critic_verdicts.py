@@ -89,8 +89,8 @@ def _is_untrained(critic: CriticFigures) -> bool:
 def _is_prompt_mean(critic: CriticFigures, findings: Findings) -> bool:
     """Whether the values depend on the prompt alone, although the response would tell more.
 
-    They do not count so if most tokens are the first of their response, where only the prompt is
-    known, or if the prompt decides the reward.
+    False if most tokens are the first of their response, where only the prompt is known, or if the
+    prompt decides the reward.
     """
     if critic.later_share < LATER_ABOVE or findings.groups.prompt_share.value > BETWEEN_ABOVE:
         return False
@@ -121,7 +121,7 @@ def _untrained_remark(critic: CriticFigures) -> Remark:
 def _length_remark(critic: CriticFigures) -> Remark:
     """Return the remark on a critic whose values depend on response length.
 
-    It is a note if the returns depend on length as well, else a fault.
+    It is a note if the returns depend on length as well and the values explain them; else a fault.
     """
     return_share = critic.return_by_length
     is_right = min(critic.explained.low, return_share.low) > SOME_ABOVE

@@ -129,8 +129,9 @@ def _text_or_messages(row: Row, key: str) -> str | Sequence[Mapping[str, Any]]:
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Join messages to one text, without a chat template. A single message becomes its content
-    alone.
+    """Join messages to one text, without a chat template.
+
+    A single message becomes its content alone.
     """
     if len(messages) == 1:
         return _content_of(messages[0])
@@ -149,8 +150,9 @@ def _content_of(message: Mapping[str, Any]) -> str:
 
 
 def entry_or_none(row: Row, key: str) -> Any:
-    """Return the entry of a column, or None if it is missing, null or NaN. Tables write NaN for
-    null.
+    """Return the entry of a column, or None if it is missing, null or NaN.
+
+    Tables write NaN for null.
     """
     value = row.get(key)
     return None if isinstance(value, float) and math.isnan(value) else value

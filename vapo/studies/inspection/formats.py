@@ -114,8 +114,9 @@ def _token_rewards(row: Row) -> tuple[float, ...] | None:
 
 
 def _verl(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a row of verl. In newer versions its `uid` has the form
-    `{prompt}_{session}_{output}`.
+    """Read a row of verl.
+
+    In newer versions its `uid` has the form `{prompt}_{session}_{output}`.
     """
     prompt, uid = place.prompt(row, "input"), entry_or_none(row, "uid")
     return [

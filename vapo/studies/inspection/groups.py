@@ -41,8 +41,9 @@ class Groups:
         self._high[number] = max(self._high[number], reward)
 
     def extend(self, other: Groups) -> None:
-        """Append another's groups, which must all be new here. No reward may be added
-        afterwards.
+        """Append another's groups, which must all be new here.
+
+        No reward may be added afterwards.
         """
         for column, addition in zip(self._columns, other._columns, strict=True):
             column.extend(addition)

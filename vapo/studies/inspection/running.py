@@ -175,10 +175,23 @@ _MERGE_RULES = {"low": min, "high": max, "longest": max}  # other numbers are ad
 
 @dataclass
 class RunningSums:
-    """All sums over a stream of responses, or over one part of it.
+    """Counts and sums over a stream of responses, or over one part of it.
 
-    `tokens` counts the sampled tokens of the `num_with_length` responses that have a column with
-    one entry for each token.
+    Attributes:
+        num: the number of responses.
+        reward, reward_squares, low, high: sum, sum of squares, lowest and highest reward.
+        rewards: reward -> how many responses have it; only the first 101 different rewards.
+        tokens, longest: sum and maximum of lengths in sampled tokens, over the `num_with_length`
+            responses whose length is known.
+        num_truncated, truncated_reward: the number of truncated responses and the sum of their
+            rewards, among the `num_known_ends` responses of which it is known.
+        num_with_values, num_ending_otherwise, num_with_turns: counts of responses (`TokenColumns`).
+        num_logprobs, logprob, num_impossible_logprobs: sums over tokens (`TokenColumns`).
+        explained: moments of returns and values over all tokens.
+        explained_of_targets: moments of the file's own value targets and values.
+        not_finite: the name of a list -> the rows in which it is not finite.
+        micro_batches: explained variance in micro-batches of several sizes.
+        groups: sums of rewards of each group.
     """
 
     num: int = 0
@@ -186,7 +199,7 @@ class RunningSums:
     reward_squares: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    rewards: dict[float, int] = field(default_factory=dict)  # reward -> count, of the first 101
+    rewards: dict[float, int] = field(default_factory=dict)
     num_with_length: int = 0
     tokens: int = 0
     longest: int = 0
@@ -201,7 +214,7 @@ class RunningSums:
     num_impossible_logprobs: int = 0
     explained: Moments = field(default_factory=Moments)
     explained_of_targets: Moments = field(default_factory=Moments)
-    not_finite: dict[str, NotFinite] = field(default_factory=dict)  # by the list's name
+    not_finite: dict[str, NotFinite] = field(default_factory=dict)
     micro_batches: Sequence[MicroBatches] = ()
     groups: Groups = field(default_factory=Groups)
 

@@ -69,8 +69,9 @@ class TruthRequest:
             raise UserError("--value_truth needs 2 continuations or more of each prefix")
 
     def config(self, findings: Findings) -> FitConfig:
-        """Return the config for sampling and judging. Raises: UserError: a key or a value is
-        wrong.
+        """Return the config for sampling and judging.
+
+        Raises: UserError: a key or a value is wrong.
         """
         low, high = findings.outcomes or (0.0, 1.0)
         longest = max(1, findings.sums.longest)

@@ -247,8 +247,9 @@ def _short(key: str, keys: Iterable[str]) -> str:
 
 
 def _show(value: str | None) -> str:
-    """Return a value as YAML writes it. Only the end of a long text is shown: there paths
-    differ.
+    """Return a value as YAML writes it.
+
+    Only the end of a long text is shown: there paths differ.
     """
     if value is None:
         return "not set"

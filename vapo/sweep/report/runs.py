@@ -40,7 +40,7 @@ class Collection:
     Attributes:
         full_system: the row with which others are compared; None for no comparison.
         pretrainings: the runs that pretrained critics.
-        parent_run_id: the sweep's parent run; None if the runs are not those of one sweep.
+        parent_run_id: the sweep's parent run; None if the report is not on one sweep.
         within: the table uses a run's last evaluation after at most this many policy steps; None
             takes the last evaluation of all.
         notes: sentences on how the rows were separated, and on runs that were left out, failed or
