@@ -204,8 +204,8 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
 def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
     """Return the config of a row's run that starts from a pretrained critic.
 
-    The component stays on, with 0 iterations. The run starts with the trained value head, whatever
-    `critic.head.start` says of a new one.
+    Value pretraining stays on, with 0 iterations. The run starts with the trained value head,
+    whatever `critic.head.start` says of a new one.
 
     Args:
         critic: the path of the critic's folder.

@@ -248,10 +248,7 @@ class ParentRun:
         }
 
     def close(self, status: str) -> None:
-        """End the parent run.
-
-        If the store has missed something, try once more to record it first.
-        """
+        """End the parent run. First try once more to record what the store has missed."""
         if self._is_behind:
             self._record()
         with self._store_may_fail():

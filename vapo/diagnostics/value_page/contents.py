@@ -103,14 +103,16 @@ def groups_to_show(
     seed: int,
     measured: Collection[int] = (),
 ) -> list[ChosenGroup]:
-    """Choose a group for each reason, then others at random by `seed`.
+    """Choose the groups that the page shows: the best one for each reason, then others at random.
 
     The groups share `settings.max_tokens` evenly. Later groups get the tokens that a group does not
     use.
 
     Args:
+        value_errors: V - return of each token, for the reasons that need it; None without a critic.
+        seed: for the random choice.
         measured: rows whose true values were measured. Their groups are chosen before all others,
-            and they are shown first.
+            and within a group these rows are shown first.
     """
     total = len(batch) // batch.group_size
     with_truth = {row // batch.group_size for row in measured}

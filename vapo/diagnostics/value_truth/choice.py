@@ -97,9 +97,9 @@ def choose_places(
 
 
 def _tokens_before(rollout: Rollout, share: float) -> int:
-    """Return how many tokens come before the state at this share of a response, from 0 to 1.
+    """Return how many tokens come before a place in the response, given as a share from 0 to 1.
 
-    In an episode the states are the beginnings of turns.
+    In an episode it is a share of its turns, and the place is the beginning of a turn.
     """
     places = open_places(rollout)
     return places[min(int(share * len(places)), len(places) - 1)]

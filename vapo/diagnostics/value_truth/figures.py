@@ -186,11 +186,11 @@ def _sums_of_prompts(
 
 
 def _variance(s: Sums, name: str, num: str) -> Any:
-    """Return a variance from the sums of some numbers and of their squares.
+    """Return the variance of some numbers, from sums.
 
     Args:
-        s: has the number of the numbers under `num`, their sum under `name`, and the sum of their
-            squares under `name` written twice.
+        s: under `num` how many numbers there are, under `name` their sum, and under `name` written
+            twice the sum of their squares.
     """
     return s[name * 2] / s[num] - (s[name] / s[num]) ** 2
 
@@ -207,7 +207,9 @@ def _columns(points: Sequence[TruthPoint]) -> tuple[np.ndarray, np.ndarray, np.n
 def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
     """Return sums over all measured prefixes of a prompt.
 
-    A true value is a mean of K returns, so its noise is subtracted from each squared difference.
+    t is a true value, v the critic's value, d is t - v, and tt and dd are squares. A true value is
+    a mean of K returns, so its noise is subtracted from each square. "n_v" counts the critic's
+    values and is NaN without them, "n_b" the baselines.
     """
     t, v, noise = _columns(points)
     with_baseline = [i for i, point in enumerate(points) if point.baseline is not None]
@@ -226,9 +228,11 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 
 
 def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
-    """Return sums of squared differences from each response's mean.
+    """Return sums of squared differences from each response's mean, without the continuations'
+    noise.
 
-    Of n differences n - 1 are independent, so "within_n" counts n - 1.
+    "within_t" is of the true values, "within_v" of the critic's, and "within_d" of the true values
+    less the critic's. "within_n" counts the independent differences, n - 1 of n.
     """
     sums = dict.fromkeys(("within_n", "within_t", "within_v", "within_d"), 0.0)
     for steps in responses:
@@ -244,9 +248,10 @@ def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
 
 
 def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
-    """Return the sums of the prompt's state, before the first token of any response.
+    """Return the sums of the prompt's own state, before the first token of any response.
 
-    They are 0 if that state was not measured.
+    t0 is its true value and d0 that less the critic's; their squares are without noise. All are 0
+    if that state was not measured.
     """
     first = next((point for point in points if point.num_tokens == 0), None)
     if first is None:

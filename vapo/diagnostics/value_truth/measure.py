@@ -221,7 +221,7 @@ def describe_truth(figures: TruthFigures) -> str:
 
 
 def truth_metrics(truth: ValueTruth) -> dict[str, float]:
-    """Return the figures as metrics (docs/metrics.md).
+    """Return the measurement as metrics, name -> value (docs/metrics.md).
 
     A chart shows no interval, so figures that are unknown or have no limits are left out.
     """

@@ -198,8 +198,9 @@ def _draw_values(
 ) -> Float[np.ndarray, "D S"]:
     """Draw true values of a response's steps from their posteriors, given the K returns of each.
 
-    The prior is Beta for two outcomes, else normal. Steps are drawn independently, so if several
-    falls of a response are equal in truth, the draws fall most at the first clear one too rarely.
+    The result is [draws, steps]. The prior is Beta for two outcomes, else normal. Steps are drawn
+    independently, so if several falls of a response are equal in truth, the draws fall most at the
+    first clear one too rarely.
     """
     rows = [(len(p.returns), p.mean, p.noise) for p in steps]
     num, means, noises = np.array(rows).T.copy()

@@ -97,7 +97,7 @@ def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
 
 
 def _what_it_knows(figures: TruthFigures) -> Sentences:
-    """Yield what the critic knows of the steps within a response, and of prompts."""
+    """Yield sentences, or open questions, on what the critic knows of prompts and of steps."""
     flattening, within = figures.flattening, figures.explained_within
     if flattening.is_unknown and within.is_unknown:
         yield from _of_all_prefixes(figures)
@@ -169,9 +169,9 @@ def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
 
 
 def _of_all_prefixes(figures: TruthFigures) -> Sentences:
-    """Yield what the critic knows of all prefixes, prompts and steps in one figure.
+    """Yield a sentence or an open question on what the critic knows of prompts and steps together.
 
-    This stands for the figures within responses, which are unknown: no response was continued from
+    It stands for the figures within responses, if they are unknown: no response was continued from
     every step, or the true values within responses do not move beyond the noise.
     """
     if figures.num_responses > 0:
@@ -192,7 +192,9 @@ def _of_all_prefixes(figures: TruthFigures) -> Sentences:
 
 
 def _on_average(figures: TruthFigures) -> Sentences:
-    """Yield whether the values are too high or too low on average."""
+    """Yield a sentence or an open question on whether the values are too high or too low on
+    average.
+    """
     bias = figures.bias
     if bias.is_unknown:
         return
@@ -212,9 +214,10 @@ def _on_average(figures: TruthFigures) -> Sentences:
 
 
 def _beside_the_baseline(figures: TruthFigures) -> Sentences:
-    """Yield whether the critic is nearer to the truth than the mean reward of the other responses.
+    """Yield a sentence or an open question on whether the critic beats the other responses' mean.
 
-    That mean is the baseline of methods without a critic.
+    That mean reward is the baseline of methods without a critic. The one with the lower mean
+    squared error is better.
     """
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
@@ -237,7 +240,9 @@ def _beside_the_baseline(figures: TruthFigures) -> Sentences:
 
 
 def _on_mistakes(figures: TruthFigures) -> Sentences:
-    """Yield whether the critic names the first mistake of a response."""
+    """Yield a sentence or an open question on whether the critic names a response's first
+    mistake.
+    """
     recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
     if recall.is_unknown:
         return

@@ -134,6 +134,9 @@ def markdown(table: Sequence[Summary], *, reference: str) -> str:
     """Return the table as Markdown, with a last line that names the best critic.
 
     If the true values are known, the oracle has a row.
+
+    Args:
+        reference: the name of the critic whose speed counts as 1.
     """
     titles = ["critic", "seeds", "held-out explained variance, last", "best", "at step"]
     titles += ["tokens until 90 % of best", "s", f"tokens/s, {markdown_cell(reference)} = 1"]

@@ -131,10 +131,7 @@ def estimate_memory(
 
 
 def _saves_in_background(config: FitConfig) -> bool:
-    """Whether checkpoints are saved in the background.
-
-    The config decides, by default the device.
-    """
+    """Whether checkpoints are saved in the background: as configured, and by default on a GPU."""
     setting = config.checkpoints.save_in_background
     return config.trainer.accelerator != "cpu" if setting is None else setting
 

@@ -239,9 +239,7 @@ class FakeNetwork:
             yield tracker
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Return Lightning's autocast without a cache of weights, or an empty context if it is
-        off.
-        """
+        """Return Lightning's autocast without a cache of weights; an empty context if it is off."""
         if not self.shape.autocast:
             return nullcontext()
         return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)

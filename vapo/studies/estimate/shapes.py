@@ -72,7 +72,7 @@ def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str 
 
 
 def make_network(shape: NetworkShape) -> tuple[Actor | Critic, PreTrainedModel]:
-    """Make the empty network.
+    """Make a network of this shape, whose weights are empty.
 
     Return it, and the model that reads its tokens: its own, or the base under its adapters.
     """

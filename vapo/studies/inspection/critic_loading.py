@@ -64,10 +64,10 @@ def _with_head(path: str) -> tuple[PreTrainedModel, str]:
 
 
 def _head_of(folder: Path, config: PreTrainedConfig) -> tuple[str, dict[str, Tensor] | None]:
-    """Return the name of the value head in a folder's weights, and its tensors by "weight" and
-    "bias".
+    """Return the name of the value head in a folder's weights, and its tensors by their kind.
 
-    The head may have no bias. The result is ("", None) if the folder has no head.
+    The kinds are "weight" and, if the head has one, "bias". The result is ("", None) if the folder
+    has no head.
     """
     prefix = getattr(config, "value_head_prefix", None)
     names = dict.fromkeys([*([prefix] if isinstance(prefix, str) else []), *HEADS])
@@ -130,8 +130,7 @@ def _adapter_config(folder: Path) -> Any:
 
 
 def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
-    """Load an adapter's base model and merge the adapter into it; return the model and a
-    description.
+    """Load an adapter's base model, merge the adapter into it, and return it with a description.
 
     The value head is the adapter's, or the base's if the adapter has none.
     """

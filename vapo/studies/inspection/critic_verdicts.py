@@ -27,7 +27,7 @@ SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or cann
 
 
 def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
-    """Yield a remark with the first diagnosis that is certain; if none is, a text on what is
+    """Yield a remark with the first diagnosis that is certain, or else a text on what is
     uncertain.
     """
     if critic.num_groups < MIN_PROMPTS:

@@ -77,9 +77,7 @@ class RowPlace:
         return conversation(messages) if self.render is None else self.render(messages)
 
     def step_of(self, row: Row, key: str = "step") -> int | None:
-        """Return the training step in the row's column `key`; if it has none, that in the file's
-        name.
-        """
+        """Return the training step in the column `key`; without one, that in the file's name."""
         row_step = whole_number(row.get(key))
         return self.step if row_step is None else row_step
 
@@ -100,7 +98,7 @@ class RowPlace:
 
 
 def text_fields(row: Row, key: str) -> dict[str, Any]:
-    """Read the response in the column `key`, a text or messages; return it as `InspectedResponse`
+    """Return the response in the column `key`, a text or messages, as `InspectedResponse`
     fields.
     """
     value = _text_or_messages(row, key)
@@ -108,8 +106,7 @@ def text_fields(row: Row, key: str) -> dict[str, Any]:
 
 
 def message_fields(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the `InspectedResponse` fields `response` and `is_verbatim` for a response of
-    messages.
+    """Return the fields `response` and `is_verbatim` of an `InspectedResponse` made of messages.
 
     The text counts as it was generated (`is_verbatim`) only if it is a single message that has
     neither tool calls nor a separate field for reasoning.
@@ -213,8 +210,9 @@ def flag_of(row: Row, key: str) -> bool | None:
 
 
 def is_cut_short(reason: object) -> bool | None:
-    """Whether an engine's finish reason says that a limit cut the response; None without a
-    reason.
+    """Whether an engine's finish reason means that a limit cut the response.
+
+    None if the reason is None.
     """
     return None if reason is None else str(reason).lower() in _CUT_SHORT
 
@@ -260,8 +258,7 @@ def answer_of(row: Row, key: str) -> str | None:
 
 
 def check_lists(response: InspectedResponse) -> InspectedResponse:
-    """Check a response's per-token lists, and return the response without lists that are not
-    finite.
+    """Check a response's per-token lists, and return it without lists that are not finite.
 
     The names of dropped lists go into `not_finite`. Only numbers of sampled tokens matter: in a
     list whose other numbers are not finite, all numbers of an environment's tokens become 0.

@@ -251,8 +251,7 @@ def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 
 
 def even_bins(x: np.ndarray, *, max_bins: int) -> np.ndarray:
-    """Return the number of each entry's bin, for at most `max_bins` bins with about as many entries
-    each.
+    """Return the bin number of each entry. At most `max_bins` bins have about equally many entries.
 
     Equal entries share a bin.
     """

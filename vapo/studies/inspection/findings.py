@@ -33,9 +33,7 @@ _ARRAY_COST = 32  # tokens that take as much memory as the array object of one r
 
 @dataclass(frozen=True)
 class PartFindings:
-    """The findings about one training step in one file, or about a whole file if it has no
-    steps.
-    """
+    """The findings about one training step in one file, or about a file without steps."""
 
     file: str
     step: int | None

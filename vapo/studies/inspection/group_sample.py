@@ -56,9 +56,7 @@ class GroupSample(Generic[T]):
         return self._limit is None
 
     def first(self, key: GroupKey) -> T | None:
-        """Return the first item that was added to a group; None if the group is not in the
-        sample.
-        """
+        """Return the first item of a group; None if the group is not in the sample."""
         return self._groups[key][0] if key in self._groups else None
 
     def add(self, key: GroupKey, item: T, num_tokens: int) -> None:
@@ -91,8 +89,8 @@ class GroupSample(Generic[T]):
 
 
 def num_tokens(response: InspectedResponse) -> int:
-    """Return the number of a response's tokens, estimated from its text if no column counts
-    them.
+    """Return the number of a response's tokens. If no column counts them, estimate it from the
+    text.
     """
     column = _token_column(response)
     return max(1, len(response.response) // 4 if column is None else len(column))

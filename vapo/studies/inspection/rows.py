@@ -154,8 +154,9 @@ def _row_of(line: bytes) -> Row | str:
 
 
 def _whole_characters(value: Any) -> Any:
-    """Return the value with `?` for each half of a surrogate pair in its texts, which do not
-    print.
+    """Return the value with `?` for each half of a surrogate pair in its texts.
+
+    Such halves cannot be printed.
     """
     if isinstance(value, str):
         return value if value.isascii() else printable(value)
@@ -203,7 +204,7 @@ def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
 
 
 def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
-    """Yield the samples of a slime dump. It is a pickle, but only tensors are loaded: no code runs.
+    """Yield the samples of a slime dump, a pickle that is loaded as weights are: no code runs.
 
     torch reads the whole file into memory.
     """

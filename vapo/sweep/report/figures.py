@@ -201,10 +201,7 @@ def _draw_zero(axis: Axes) -> None:
 def draw_bands(
     axis: Axes, bands: Mapping[str, Band], styles: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Draw a line for each row, the mean of its seeds.
-
-    A shade goes from the lowest to the highest.
-    """
+    """Draw a line for each row, the mean of its seeds, and a shade from lowest to highest."""
     for row, band in bands.items():
         x, color = list(band), styles[row]["color"]
         mean, low, high = (

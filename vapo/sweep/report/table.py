@@ -231,8 +231,9 @@ def _other_score_notes(table: Sequence[RowResult]) -> list[str]:
 
 
 def shown_scores(table: Sequence[RowResult]) -> list[str]:
-    """Return the metrics of other scores that differ from the last evaluation's score in any
-    row.
+    """Return the further scores that the table shows, by their metrics.
+
+    They are those that differ from the last evaluation's score in some row.
     """
     return [
         key
