@@ -283,7 +283,10 @@ def test_a_critic_of_ones_own_stays_and_what_is_still_needed_is_said(
     config = load_config(FitConfig, chosen.files, chosen.overrides)
     assert (config.actor.lora is not None, config.critic.layers) == (True, 1)
     assert "(actor.lora), because training all weights and sampling " in chosen.line
-    assert "these still need 9.0: docs/recipes.md says what to change next" in chosen.line
+    assert (
+        "these still need 9.0: what would fit is critic.kind=probe critic.probe.lr=0.001 "
+        "critic.sampled_logprobs.lr=0.03 (9.0 GiB);"
+    ) in chosen.line
 
 
 def test_the_end_of_a_worked_solution_is_the_answer(model: str, tmp_path: Path):

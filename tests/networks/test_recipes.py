@@ -133,6 +133,45 @@ def test_the_estimate_of_its_header_is_what_the_command_prints(
         assert f"in all: {hours} h" in printed
 
 
+OWN_MODELS = [
+    ("SmolLM2-135M", "smollm2_135m", None),
+    ("0.5 B", "qwen2.5_0.5b", 24),
+    ("1.5 B", "qwen2.5_1.5b", 24),
+    ("7 B", "qwen2.5_7b", 80),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "shape", "gib"), OWN_MODELS, ids=lambda value: str(value))
+def test_the_rows_of_own_models_are_what_the_command_prints(
+    model: str,
+    shape: str,
+    gib: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (row,) = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in PAGE.splitlines()
+        if line.startswith(f"| {model} |") and "`vapo fit --model" in line
+    )
+    keys = re.findall(r"\b[a-z.]+=\w+", row[2])
+    monkeypatch.chdir(ROOT)
+    memory = [] if gib is None else ["--gpu_memory_gib", str(gib)]
+    assert gib is None or f"1 x {gib} GB" == row[1]
+    assert cli.main(["estimate", "--model", f"models/shapes/{shape}", *memory, *keys]) == 0
+    printed = capsys.readouterr().out
+    totals = re.search(r"^total +(.*)$", printed, re.MULTILINE)
+    assert totals is not None
+    _, _, *training = totals[1].split()
+    step, peak, disk = (cell.split()[0] for cell in row[3:6])
+    assert max(training, key=float) == step
+    assert f"peak: {peak} GiB" in printed
+    size = re.search(r"disk: ([\d.]+) ([GM])iB for a checkpoint", printed)
+    assert size is not None
+    assert float(disk) == pytest.approx(float(size[1]) / (1 if size[2] == "G" else 1024), abs=0.005)
+
+
 def test_what_has_not_run_on_a_gpu_is_said_in_one_place() -> None:
     table = (ROOT / "conf/recipes/README.md").read_text()
     assert {path.name for path in RECIPES} == set(re.findall(r"`(\S+\.yaml)`", table))

@@ -20,8 +20,10 @@ from vapo.errors import UserError
 from vapo.networks.loading import load_value_model
 from vapo.rewards.reward_model import ModelJudge
 from vapo.studies.inspection.critics import load_critic
+from vapo.system import torch_build
 from vapo.system.libraries import about_gpus, pick_device
 from vapo.system.progress import Progress
+from vapo.system.torch_build import check_build_has_gpus
 from vapo.training import trainer as trainer_module
 from vapo.training.callbacks.recording import memory_metrics
 from vapo.training.trainer import Profiling
@@ -35,6 +37,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
 
     def pretend(version: str, *, cuda: str | None = None, hip: str | None = None, gpus: int = 0):
         monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(torch_build, "version", lambda name: version)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
@@ -57,6 +60,9 @@ def test_a_cpu_build_says_that_it_is_one_and_how_to_get_another(
         pick_device(trainer)
     assert "`pip uninstall torch`, then `pip install torch==2.13.0` without" in str(error.value)
     assert "a CPU build" in doctor.about_torch()
+    with pytest.raises(UserError) as earlier:
+        check_build_has_gpus(trainer)
+    assert str(earlier.value) == str(error.value), "without loading torch"
 
 
 @pytest.mark.parametrize("trainer", [ON_GPU, OFFLOADED], ids=["accelerator", "cpu_offload"])
@@ -71,6 +77,7 @@ def test_a_build_for_gpus_is_not_to_be_installed_again(
         pick_device(trainer)
     assert "driver" in str(error.value)
     assert "pip" not in str(error.value)
+    check_build_has_gpus(trainer)
     assert f"built for {name}" in doctor.about_torch()
 
 
@@ -80,6 +87,13 @@ def test_a_gpu_that_is_there_is_taken_and_named(build: Build) -> None:
     assert "2 x NVIDIA H100" in doctor.about_torch()
     assert pick_device(ON_GPU).type == pick_device(TrainerConfig()).type == "cuda"
     assert pick_device(TrainerConfig(accelerator="cpu")).type == "cpu"
+    check_build_has_gpus(ON_GPU)
+
+
+def test_a_cpu_build_is_enough_where_no_gpu_is_needed(build: Build) -> None:
+    build("2.13.0+cpu")
+    check_build_has_gpus(TrainerConfig())
+    check_build_has_gpus(TrainerConfig(accelerator="cpu"))
 
 
 def test_the_cpu_build_of_vllm_beside_a_gpu_is_named(

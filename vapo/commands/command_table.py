@@ -28,6 +28,11 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 129 by SIGHUP, 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
+_ESTIMATE_CODES = """exit codes:
+  0    the memory is enough, or --gpu_memory_gib was not given
+  2    a mistake in options, config or model
+  4    the config does not fit into --gpu_memory_gib; what would let it fit is printed
+"""
 _CHECKPOINT = (
     "a checkpoint; last and best: of the run whose config.yaml --config names, else of the newest "
     "in output_dir"
@@ -143,7 +148,8 @@ COMMANDS = {
         *_OWN_DATA,
         option(
             "--gpu_memory_gib N",
-            "say whether this memory is enough; with --model, choose the config for it", type=float
+            "say whether this memory is enough, and what lets the config fit if it is not; with "
+            "--model, choose the config for it", type=float
         ),
         option(
             "--model_config FILE",
@@ -170,7 +176,7 @@ COMMANDS = {
             "what a GPU sends, for the simulated step's time (needs --sustained_tflops)",
             type=float,
         ),
-        loads=_NETWORKS, model_is_enough=True,
+        epilog=_ESTIMATE_CODES, loads=_NETWORKS, model_is_enough=True,
     ),
     "sft": configured(
         "sft", "train on demonstrations",

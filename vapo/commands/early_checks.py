@@ -40,6 +40,7 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.networks.written_folders import check_new_folder
 from vapo.runs.resuming import check_resumable, readable_checkpoint
+from vapo.system.torch_build import check_build_has_gpus
 from vapo.user_code.credentials import secret_texts
 
 Options = Mapping[str, Any]
@@ -203,6 +204,7 @@ def _serve(config: FitConfig, options: Options) -> None:
 
 
 def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None:
+    check_build_has_gpus(config.trainer)
     key = "model_path" if isinstance(config, SftConfig) else "policy_path"
     if (path := getattr(config, key)) is not None:
         with about(key):

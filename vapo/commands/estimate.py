@@ -17,13 +17,14 @@ from vapo.commands.estimate_checks import (
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
-from vapo.errors import UserError
+from vapo.errors import DoesNotFit, UserError
 from vapo.errors.shown_text import say, shown_size
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
 from vapo.runs.checkpoint_saving import num_kept
 from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
+from vapo.studies.estimate.memory_changes import changes_text, changes_that_fit
 from vapo.studies.estimate.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.host_memory import GIB
 from vapo.system.libraries import quiet_libraries
@@ -46,10 +47,13 @@ def run(
 ) -> MemoryEstimate:
     """Print the memory of a GPU that each stage of a config's training needs.
 
-    With `gpu_memory_gib`, also print whether it fits. With `sustained_tflops`,
+    With `gpu_memory_gib`, also print whether it fits, and the smallest changes that let it fit
+    where it does not. With `sustained_tflops`,
     `sampled_tokens_per_s` and `mean_response_tokens`, print the hours of a run. With
     `simulate_ranks`, run a training step on fake tensors and print its memory, and its time if
     `sustained_tflops` and `interconnect_gb_s` are given.
+
+    Raises: DoesNotFit: the peak is above `gpu_memory_gib`. All is printed before.
     """
     rates = [sustained_tflops, sampled_tokens_per_s, mean_response_tokens]
     config = simulated_config(config, simulate_ranks, sustained_tflops, interconnect_gb_s)
@@ -58,6 +62,7 @@ def run(
     hardware = _hardware(rates, mean_prompt_tokens, config)
     quiet_libraries()
     path = None if model_config is None else model_config_folder(model_config)
+    given_config = config
     config, estimate, actor, critic = estimate_config(config, path)
     say(stage_table(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
@@ -69,6 +74,8 @@ def run(
     say(disk_line(config, estimate))
     if gpu_memory_gib is not None:
         say(memory_verdict(estimate, gpu_memory_gib))
+        if missing_bytes(estimate, gpu_memory_gib) > 0:
+            say(_changes_lines(given_config, path, gpu_memory_gib))
     if hardware is not None:
         shares = estimate.shares_prompts
         phases = run_hours(config, hardware, actor=actor, critic=critic, shares_prompts=shares)
@@ -81,7 +88,20 @@ def run(
             sustained_tflops,
             interconnect_gb_s,
         )
+    if gpu_memory_gib is not None and missing_bytes(estimate, gpu_memory_gib) > 0:
+        raise DoesNotFit
     return estimate
+
+
+def _changes_lines(config: FitConfig, model: str | None, gpu_memory_gib: float) -> str:
+    """Say which changes let the config fit. `model` replaces the models of both networks."""
+    say("looking for the smallest changes that let it fit ...")
+
+    def peak_of(changed: FitConfig) -> float:
+        return estimate_config(changed, model, tell=lambda line: None)[1].peak
+
+    most_bytes = (gpu_memory_gib - _CONTEXT_GIB) * GIB
+    return changes_text(changes_that_fit(config, most_bytes, peak_of))
 
 
 def estimate_config(
@@ -272,9 +292,14 @@ def disk_line(config: FitConfig, estimate: MemoryEstimate) -> str:
     )
 
 
+def missing_bytes(estimate: MemoryEstimate, gpu_memory_gib: float) -> float:
+    """Return how many bytes the peak is above what CUDA leaves of a GPU; negative if it fits."""
+    return estimate.peak - (gpu_memory_gib - _CONTEXT_GIB) * GIB
+
+
 def memory_verdict(estimate: MemoryEstimate, gpu_memory_gib: float) -> str:
     """Return a sentence on whether the peak fits into the memory that CUDA leaves of a GPU's."""
-    spare = gpu_memory_gib - _CONTEXT_GIB - estimate.peak / GIB
+    spare = -missing_bytes(estimate, gpu_memory_gib) / GIB
     budget = f"{gpu_memory_gib:g} GiB, of which {_CONTEXT_GIB:g} are left to CUDA and its libraries"
     if spare >= 0:
         return (

@@ -23,6 +23,7 @@ from vapo.prompts.sources import check_source
 from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.engine_args import check_installed
 from vapo.runs.run_dirs import check_output_dir
+from vapo.system.torch_build import check_build_has_gpus
 from vapo.tracking.known_stores import check_known
 from vapo.tracking.stores import check_writable, locate_store
 from vapo.user_code.function_files import check_function
@@ -48,7 +49,8 @@ def check_run(config: FitConfig) -> None:
 
 
 def check_sampling(config: FitConfig) -> None:
-    """Check the files and functions for sampling a policy and judging its responses."""
+    """Check the device, the files and the functions for sampling a policy and judging responses."""
+    check_build_has_gpus(config.trainer)
     with about("actor.path"):
         check_model_folder(config.actor.path, has_tokenizer=True)
     check_sources(config)

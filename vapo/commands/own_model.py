@@ -26,7 +26,7 @@ from vapo.config.kinds import make
 from vapo.config.loading import load_config
 from vapo.config.options import describe
 from vapo.config.overrides import read_overrides
-from vapo.config.schema import SourceConfig
+from vapo.config.schema import SourceConfig, TrainerConfig
 from vapo.errors import UserError, about
 from vapo.errors.redactor import redacted
 from vapo.errors.shown_text import visible
@@ -35,6 +35,7 @@ from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.columns import take
 from vapo.prompts.records import read_records
 from vapo.system.installation import root
+from vapo.system.torch_build import check_build_has_gpus
 
 _NO_CHAT_TEMPLATE = (
     "no chat template, so the prompts are plain text (a chat model needs its own, as "
@@ -46,10 +47,6 @@ _ROOM = 0.9  # share of the memory; the rest is for what no arithmetic counts
 _CACHE = 0.15  # share of the memory for vLLM's keys and values
 _CPU_CACHE = 2**30  # bytes; what vLLM takes without a GPU
 _FEWER = {"rollouts.max_concurrent_sequences": 64}
-_ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
-_PROBE = {"critic.kind": "probe", "critic.probe.lr": 1e-3, "critic.sampled_logprobs.lr": 0.03}
-"""Changes for models whose full training does not fit the GPU. The learning rates are those that
-language models learned with (docs/critics_without_a_network.md, conf/worked_sums)."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +98,20 @@ def own_model(
             else:
                 check_model_folder(model, has_tokenizer=True)
         values, lines = _from_files(model, data, reward, heldout, list(overrides))
+        trainer = _on_any_base(values, list(overrides)).trainer
+        if not config_is_enough:  # an estimate is also of other machines
+            check_build_has_gpus(trainer)
         tell("loading torch and transformers, to look at the model ...")
         if config_is_enough:  # no memory depends on whether there is a chat template
             values["data.chat_template"] = _on_any_base(values, list(overrides)).data.chat_template
         else:
+            _check_device(trainer)
             values["data.chat_template"] = has_template = _has_chat_template(model)
             lines.append("the chat template" if has_template else _NO_CHAT_TEMPLATE)
-        return _for_this_machine(values, lines, list(overrides), gpu_gib)
+        # `vapo estimate` itself says what would let a run fit
+        return _for_this_machine(
+            values, lines, list(overrides), gpu_gib, names_changes=not config_is_enough
+        )
     except UserError as error:
         error.args = (redacted(str(error)),)
         raise
@@ -167,6 +171,12 @@ def _on_any_base(values: dict[str, Any], overrides: list[str]) -> FitConfig:
     raise errors[0]
 
 
+def _check_device(trainer: TrainerConfig) -> None:
+    from vapo.system.libraries import pick_device
+
+    pick_device(trainer)
+
+
 def _has_chat_template(model: str) -> bool:
     from vapo.networks.loading import load_tokenizer
 
@@ -174,13 +184,19 @@ def _has_chat_template(model: str) -> bool:
 
 
 def _for_this_machine(
-    values: dict[str, Any], lines: list[str], overrides: list[str], gpu_gib: float | None
+    values: dict[str, Any],
+    lines: list[str],
+    overrides: list[str],
+    gpu_gib: float | None,
+    *,
+    names_changes: bool,
 ) -> OwnModel:
     """Return the base config for a GPU or for a CPU, and the overrides for it.
 
     The overrides are `values`, what suits this machine (vLLM's cache, precision, changes to fit the
     GPU's memory), then `overrides`. `lines` describe earlier choices and are added to the line
     shown to the user. `gpu_gib` is the GPU's memory; None: this machine's GPU, if it has one.
+    With `names_changes` the line says what would let a run fit that still does not.
     """
     import torch
 
@@ -203,7 +219,9 @@ def _for_this_machine(
         values["trainer.precision"] = "32-true"
         parts.append("float32 (trainer.precision), since this GPU has no products in bfloat16")
     if gpu_gib is not None:
-        changes, reasons = _changes_to_fit_the_gpu(base, values, overrides, gpu_gib)
+        changes, reasons = _changes_to_fit_the_gpu(
+            base, values, overrides, gpu_gib, names_changes=names_changes
+        )
         values |= changes
         parts += reasons
         if (
@@ -228,7 +246,7 @@ def _override_value(key: str, overrides: Sequence[str]) -> Any:
 
 
 def _reward(reward: str | Callable[..., Any]) -> dict[str, Any]:
-    if callable(reward) or ":" in reward:
+    if callable(reward) or ":" in reward or reward.endswith(".py"):
         return {"rewards.verifier": "python", "rewards.function": reward}
     return {"rewards.verifier": reward}
 
@@ -300,15 +318,29 @@ def _partial_training(base: Path, values: dict[str, Any], overrides: Sequence[st
 
 
 def _changes_to_fit_the_gpu(
-    base: Path, values: dict[str, Any], overrides: Sequence[str], gpu_gib: float
+    base: Path,
+    values: dict[str, Any],
+    overrides: Sequence[str],
+    gpu_gib: float,
+    *,
+    names_changes: bool,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return changes that let the training fit the GPU, and reasons; both empty if it fits already.
 
     The first change is fewer responses at a time, if the engine is transformers: it costs nothing
     but speed. If that is not enough, adapters and a probe follow. A critic that the overrides
     configure is not changed.
+
+    Args:
+        names_changes: where these do not fit either, the reason names what would.
     """
     from vapo.commands.estimate import estimate_config
+    from vapo.studies.estimate.memory_changes import (
+        PROBE,
+        adapters,
+        changes_phrase,
+        changes_that_fit,
+    )
     from vapo.system.host_memory import GIB
 
     def config_and_peak_gib(more: dict[str, Any]) -> tuple[FitConfig, float]:
@@ -328,11 +360,18 @@ def _changes_to_fit_the_gpu(
         return dict(fewer), [f"fewer responses at a time, because {why}"]
     has_own_critic = any(text.startswith(("critic.", "critic=")) for text in overrides)
     takes_probe = not has_own_critic and full_config.algorithm.has_critic
-    changes = fewer | _ADAPTERS | _PROBE if takes_probe else fewer | _ADAPTERS
+    changes = fewer | adapters(full_config).values | (PROBE if takes_probe else {})
     names = "low-rank adapters (actor.lora)"
     if takes_probe:
         names += " and a critic without a network (critic.kind=probe)"
     reason = f"{names}, because {why}"
     if (smallest_gib := config_and_peak_gib(changes)[1]) > _ROOM * gpu_gib:
-        reason += f"; these still need {smallest_gib:.1f}: docs/recipes.md says what to change next"
+        reason += f"; these still need {smallest_gib:.1f}"
+        if names_changes:
+            fitting = changes_that_fit(
+                config_and_peak_gib(changes)[0],
+                _ROOM * gpu_gib * GIB,
+                lambda config: estimate_config(config, tell=lambda line: None)[1].peak,
+            )
+            reason += f": {changes_phrase(fitting)}"
     return changes, [reason]

@@ -57,6 +57,15 @@ class InterruptedRunError(UserError):
     exit_code = 75
 
 
+class DoesNotFit(UserError):
+    """A config needs more memory than the GPU has that `vapo estimate` was asked about.
+
+    It has no message: the command has printed what is missing, and what to change.
+    """
+
+    exit_code = 4
+
+
 class StoppedRun(Exception):
     """The run ended itself: too many bad updates, or a watcher's limit.
 

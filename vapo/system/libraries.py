@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
+from vapo.system.torch_build import advice, gpu_need
 
 
 def set_threads(trainer: TrainerConfig) -> None:
@@ -29,16 +30,8 @@ def pick_device(trainer: TrainerConfig) -> torch.device:
     Raises: UserError: the config asks for a GPU or needs one, and there is none.
     """
     has_gpu = torch.cuda.is_available()
-    if trainer.accelerator == "gpu" and not has_gpu:
-        raise UserError(
-            f"trainer.accelerator is gpu, but torch sees none: {_advice_without_gpu()}; without a "
-            "GPU set it to auto or cpu"
-        )
-    if trainer.cpu_offload and not has_gpu:
-        raise UserError(
-            "trainer.cpu_offload needs a GPU, but torch sees none: "
-            f"{_advice_without_gpu()}; without a GPU set trainer.cpu_offload=false"
-        )
+    if not has_gpu and (need := gpu_need(trainer)) is not None:
+        raise UserError(need.format(problem=_why_no_gpu()))
     return torch.device("cuda" if has_gpu and trainer.accelerator != "cpu" else "cpu")
 
 
@@ -53,16 +46,12 @@ def about_gpus() -> str:
     return "a CPU build"
 
 
-def _advice_without_gpu() -> str:
+def _why_no_gpu() -> str:
     """Say which torch is installed, and how to get one that sees the GPU."""
     problem = f"torch {torch.__version__} is {about_gpus()}"
     if torch.version.cuda is not None or torch.version.hip is not None:
         return f"{problem}; see whether the driver lists one (`nvidia-smi`) and is new enough"
-    number = torch.__version__.partition("+")[0]
-    return (
-        f"{problem}. On a machine with one: `pip uninstall torch`, then "
-        f"`pip install torch=={number}` without an index of CPU wheels"
-    )
+    return f"{problem}{advice(torch.__version__)}"
 
 
 def quiet_libraries() -> None:

@@ -25,9 +25,10 @@ from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, disk_line, memory_verdict, run, stage_table
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
-from vapo.errors import UserError
+from vapo.errors import DoesNotFit, UserError
 from vapo.studies.estimate import network_bytes as network_module
 from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
+from vapo.studies.estimate.memory_changes import Change, FittingChanges
 from vapo.studies.estimate.memory_tracker import MemoryTracker
 from vapo.studies.estimate.passes import FakeNetwork, NetworkPasses
 from vapo.studies.estimate.shapes import NetworkShape
@@ -456,6 +457,26 @@ def test_what_checkpoints_take_on_the_disk(
     said = disk_line(config, MemoryEstimate({}, {}, 1, checkpoint=2.0 * GIB))
     assert said.startswith(f"disk: 2.0 GiB for a checkpoint, up to {most} GiB in output_dir")
     assert f"the newest {kept} (checkpoints.keep), the best and one" in said
+
+
+def test_a_config_that_does_not_fit_says_what_would_and_ends_with_code_4(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[float] = []
+
+    def one_change(config: FitConfig, most_bytes: float, peak_of: Any) -> list[FittingChanges]:
+        asked.append(most_bytes)
+        assert peak_of(config) > most_bytes
+        return [FittingChanges([Change({"seed": 1}, "nothing")], [GIB])]
+
+    monkeypatch.setattr("vapo.commands.estimate.changes_that_fit", one_change)
+    with pytest.raises(DoesNotFit) as error:
+        run(mid_size_config(folder), gpu_memory_gib=1.5078125)
+    assert (error.value.exit_code, str(error.value)) == (4, "")
+    assert asked == [GIB / 128], "1.5 GiB are CUDA's"
+    printed = capsys.readouterr().out
+    assert "does not fit in 1.50781 GiB, of which 1.5 are left to CUDA and its libraries" in printed
+    assert printed.endswith("this change lets it fit:\n  seed=1    1.0 GiB  nothing\n")
 
 
 @pytest.mark.slow
