@@ -173,9 +173,10 @@ def test_the_first_tokens_weight_is_said_at_the_start() -> None:
     off = "components.value_pretraining.enabled=false"
     constant = "components.length_adaptive_gae.enabled=false"
     shown = {
-        (): "alpha 2: a long response's first token hears 60.7 % of",
-        (K,): "k 0.5: a long response's first token hears 50 % of",
-        (constant,): "lambda_policy 0.95, 32 tokens: a long response's first token hears 20.4 % of",
+        (): "alpha 2: the advantage of a long response's first token has 60.7 % of",
+        (K,): "k 0.5: the advantage of a long response's first token has 50 % of",
+        (constant,): "lambda_policy 0.95, 32 tokens: the advantage of a long response's first "
+        "token has 20.4 %",
         (off,): "60.7 %",
     }
     for overrides, text in shown.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from tests.poisoned import Notebook
 from vapo.config.watch import WatchConfig
-from vapo.diagnostics.watchers import SIGNS, WatcherState
+from vapo.diagnostics.watchers import SIGNS, WatcherState, useless_critic
 from vapo.runs.run_dirs import RunDir
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import Watch, mean_of_steps
@@ -149,7 +150,10 @@ def test_the_figure_is_a_share_of_the_runs_first(monkeypatch: pytest.MonkeyPatch
     run.iterate({"actor/entropy": 1.01})
     assert not run.notes
     run.iterate({"actor/entropy": 0.8})
-    assert "actor/entropy 0.4 of the first, below watch.entropy.limit 0.5" in run.notes[0]
+    assert (
+        "actor/entropy is 40 % of what it was in the run's first iteration; it has been below "
+        "watch.entropy.limit 0.5"
+    ) in run.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +201,7 @@ def test_all_ranks_look_at_the_largest_figure(
     run = Run(monkeypatch, "approx_kl", patience=1)
     run.iterate({"actor/approx_kl": here})
     assert run.alarms == [True]
-    assert "actor/approx_kl 0.3, above" in run.notes[0]
+    assert "actor/approx_kl is 0.3; it has been above" in run.notes[0]
 
 
 def test_a_resumed_watcher_continues_from_the_checkpoint() -> None:
@@ -208,7 +212,7 @@ def test_a_resumed_watcher_continues_from_the_checkpoint() -> None:
     again = WatcherState("entropy", watcher)
     again.load_state_dict(one.state_dict())
     assert again.check_metrics(4, {"actor/entropy": 0.04}) is True
-    assert "0.04 of the first" in again.describe()
+    assert "is 4 % of what it was in the run's first iteration" in again.describe()
     assert "since iteration 2" in again.describe()
 
 
@@ -217,3 +221,33 @@ def test_steps_that_were_skipped_do_not_spoil_the_mean() -> None:
     means = mean_of_steps(steps)
     assert means["a"] == 2.0
     assert means["b"] != means["b"]
+
+
+@pytest.mark.parametrize(
+    ("after_pretraining", "at_end", "cause"),
+    [
+        (0.36, -0.02, "it did before the policy moved"),
+        (0.004, 0.004, "it never knew more"),
+        (None, -0.5, "it had no value pretraining to learn in"),
+    ],
+)
+def test_a_critic_that_knows_nothing_at_the_end_is_called_useless(
+    after_pretraining: float | None, at_end: float, cause: str
+) -> None:
+    text = useless_critic(WatchConfig(), after_pretraining, at_end)
+    assert text is not None
+    assert text.startswith("the critic knows nothing of the returns at the end: a constant would")
+    assert f"({cause}" in text
+    assert (
+        "try critic.optimizer.lr (of a probe critic.probe.lr), more components.value_pretr" in text
+    )
+    assert text.endswith("or a method without a critic, as conf/algorithm/grpo.yaml")
+
+
+def test_a_critic_that_knows_something_or_is_not_watched_is_not() -> None:
+    assert useless_critic(WatchConfig(), 0.3, 0.01) is None
+    assert useless_critic(WatchConfig(), 0.3, None) is None, "there is no critic"
+    strict = replace(WatchConfig().explained_variance, limit=0.1)
+    assert useless_critic(replace(WatchConfig(), explained_variance=strict), 0.3, 0.1) is not None
+    unwatched = replace(WatchConfig().explained_variance, action="ignore")
+    assert useless_critic(replace(WatchConfig(), explained_variance=unwatched), 0.3, -1.0) is None

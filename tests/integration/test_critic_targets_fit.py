@@ -46,9 +46,8 @@ def test_tether_and_the_options_of_targets_do_what_they_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING)
-    assert "k 0.5: a long response's first token hears 50 % of the reward itself" in (
-        capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "k 0.5: the advantage of a long response's first token has 50 % of the final" in printed
     expected = read_checkpoint(whole / "checkpoints/last.ckpt")
     assert expected["baseline"]["num_batches"] == 2
     assert expected["baseline"]["rho"] != 0

@@ -160,16 +160,24 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
 @pytest.mark.parametrize(
     ("after_pretraining", "at_end", "row"),
     [
-        (0.3649, 0.168, "explained variance 0.36 after value pretraining, 0.17 at the end"),
-        (None, -0.5, "explained variance -0.50 at the end"),
-        (0.4, None, "explained variance 0.40 after value pretraining"),
-        (-0.0012, None, "explained variance 0.00 after value pretraining"),
+        (
+            0.3649,
+            0.168,
+            "0.36 after value pretraining (its last batches), 0.17 at the end (the last batches)",
+        ),
+        (None, -0.5, "-0.50 at the end (the last batches)"),
+        (0.4, None, "0.40 after value pretraining (its last batches)"),
+        (-0.0012, None, "0.00 after value pretraining (its last batches)"),
     ],
 )
 def test_the_end_says_what_the_critic_knew(summary, tmp_path, after_pretraining, at_end, row):
     knows = replace(summary, critic_after_pretraining=after_pretraining, critic_at_end=at_end)
-    lines = render_summary(knows, tmp_path, recorded="x").splitlines()
-    assert [line for line in lines if line.startswith("critic")] == [f"critic        {row}"]
+    text = render_summary(knows, tmp_path, recorded="x")
+    rows = " ".join(text.partition("critic  ")[2].partition("took ")[0].split())
+    assert rows == f"mean explained variance {row}"
+    if after_pretraining is not None:
+        held_out = render_summary(replace(knows, critic_was_held_out=True), tmp_path, recorded="x")
+        assert "after value pretraining (held-out" in " ".join(held_out.split())
     said = render_summary(summary, tmp_path, recorded="x", value_page="p" * 70)
     first = "open first    its responses and their advantages, token by token:"
     assert f"{first}\n  {'p' * 70}\n" in said

@@ -7,6 +7,7 @@ from pathlib import Path
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.written import config_hash
+from vapo.diagnostics.watchers import useless_critic
 from vapo.errors import StoppedRun
 from vapo.runs.run_dirs import RunDir, newest_first
 from vapo.runs.summary import (
@@ -37,13 +38,21 @@ def write_fit_summary(
     """Write summary.json. Return the command's last text, whose last line is the run's folder."""
     recording, watch = callbacks.recording, callbacks.watch
     score_best, best_iteration = callbacks.checkpointing.best
+    after_pretraining, at_end = (
+        callbacks.knowledge.after(phase)
+        for phase in (Phase.VALUE_PRETRAINING, Phase.POLICY_OPTIMIZATION)
+    )
+    warnings = dict(watch.warnings)
+    if (why := useless_critic(config.watch, after_pretraining, at_end)) is not None:
+        warnings["explained_variance"] = why  # it says more than the watcher
     summary = RunSummary(
         evaluation_before=dict(callbacks.evaluation.first),
         evaluation_after=dict(callbacks.evaluation.latest),
         fresh=dict(callbacks.prompt_scores.fresh),
         average_policy=dict(callbacks.average.latest),
-        critic_after_pretraining=callbacks.knowledge.after(Phase.VALUE_PRETRAINING),
-        critic_at_end=callbacks.knowledge.after(Phase.POLICY_OPTIMIZATION),
+        critic_after_pretraining=after_pretraining,
+        critic_at_end=at_end,
+        critic_was_held_out=callbacks.knowledge.heldout is not None,
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=recording.progress.stage_seconds,
@@ -58,7 +67,7 @@ def write_fit_summary(
         best_iteration=best_iteration,
         status="FAILED" if stop else "FINISHED",
         stopped="" if stop is None else str(stop),
-        warnings=[*watch.warnings.values(), *unjudged(callbacks.evaluation.latest)],
+        warnings=[*warnings.values(), *unjudged(callbacks.evaluation.latest)],
         faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)

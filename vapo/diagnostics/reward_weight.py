@@ -37,8 +37,9 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
     weight, setting = first_token_weight(config)
     helper = "the critic" if algorithm.has_critic else "estimated values"
     lines = [
-        f"{setting}: a long response's first token hears {100 * weight:.3g} % of the reward itself"
-        + (f" and relies on {helper} for the rest (docs/critic_training.md)" if weight < 1 else "")
+        f"{setting}: the advantage of a long response's first token has {100 * weight:.3g} % of "
+        "the final reward in it"
+        + (f"; the rest comes from {helper} (docs/critic_training.md)" if weight < 1 else "")
     ]
     is_pretrained = resolve(config).value_pretraining_iterations or not algorithm.has_critic
     if weight < _LEAST_WITHOUT_PRETRAINING and not is_pretrained:

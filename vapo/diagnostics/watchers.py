@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from vapo.config.watch import Watcher
+from vapo.config.watch import WatchConfig, Watcher
 
 Metrics = Mapping[str, float]
 
@@ -194,10 +194,12 @@ class WatcherState:
     def describe(self) -> str:
         """Return the alarm as text: symptom, figure, limit, and the iteration when it began."""
         assert self.episode is not None
-        sign, unit = self.sign, " of the first" if self.sign.of_first else ""
+        sign, figure = self.sign, f"is {self.figure:.3g}"
+        if sign.of_first:
+            figure = f"is {100 * self.figure:.3g} % of what it was in the run's first iteration"
         bound = "below" if sign.is_floor else "above"
         return (
-            f"{sign.symptom}: {' + '.join(sign.metrics)} {self.figure:.3g}{unit}, {bound} "
+            f"{sign.symptom}: {' + '.join(sign.metrics)} {figure}; it has been {bound} "
             f"watch.{self.name}.limit {self.watcher.limit:g} since iteration {self.episode.since}"
         )
 
@@ -218,3 +220,33 @@ class WatcherState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.first = state["first"]
         self.episode = None if state["episode"] is None else OverLimit(**state["episode"])
+
+
+def useless_critic(
+    watch: WatchConfig, after_pretraining: float | None, at_end: float | None
+) -> str | None:
+    """Say that the critic knows nothing at a run's end, and what to try; None where it knows more.
+
+    It knows nothing if its mean explained variance, to two digits, is not above the limit of the
+    watcher `explained_variance`, unless that is ignored.
+
+    Args:
+        after_pretraining, at_end: mean explained variances; None where they were not measured.
+    """
+    watcher = watch.explained_variance
+    if at_end is None or watcher.action == "ignore" or round(at_end, 2) > watcher.limit:
+        return None
+    cause = "it never knew more"
+    if after_pretraining is None:
+        cause = "it had no value pretraining to learn in"
+    elif round(after_pretraining, 2) > watcher.limit:
+        cause = (
+            "it did before the policy moved, so it does not keep up, or the policy's rewards are "
+            "nearly all equal now"
+        )
+    return (
+        "the critic knows nothing of the returns at the end: a constant would explain as much "
+        f"({cause}), so its values are noise in the advantages; try "
+        f"{SIGNS['explained_variance'].switch}; or a method without a critic, as "
+        "conf/algorithm/grpo.yaml"
+    )

@@ -39,7 +39,8 @@ class RunSummary:
     `fresh_accuracy` that of the last training batches on prompts that were new to the policy, of
     which `fresh` has all metrics; `average_policy` has those of the averaged weights.
     `critic_after_pretraining` and `critic_at_end` are explained variances of the critic
-    (`CriticKnowledge`), None where the run had no critic or did not come so far. `stopped`
+    (`CriticKnowledge`), None where the run had no critic or did not come so far;
+    `critic_was_held_out` says that the first is of held-out rollouts. `stopped`
     says why a run ended itself, `warnings` what its watchers said, `faults` how many updates were
     skipped and rollouts left out. Credentials in `tracking_uri` are left out.
     """
@@ -71,6 +72,7 @@ class RunSummary:
     average_policy: dict[str, float] = field(default_factory=dict)
     critic_after_pretraining: float | None = None
     critic_at_end: float | None = None
+    critic_was_held_out: bool = False
     fresh_accuracy: float | None = field(init=False)
     fresh_accuracy_ci: tuple[float, float] | None = field(init=False)
     score_recent: float | None = field(init=False)
@@ -199,17 +201,22 @@ def _first_page(value_page: str | None, *, has_critic: bool) -> list[tuple[str, 
 
 
 def _critic(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the row on what the critic knew, if the run had one that was measured."""
-    figures = {
-        "after value pretraining": summary.critic_after_pretraining,
-        "at the end": summary.critic_at_end,
-    }
-    texts = [
-        f"{round(figure, 2) + 0.0:.2f} {when}"  # -0.001 is 0.00
-        for when, figure in figures.items()
-        if figure is not None
-    ]
-    return [("critic", f"explained variance {', '.join(texts)}")] if texts else []
+    """Return the row on what the critic knew, if the run had one that was measured.
+
+    The figures are means over several batches, so they have another name than a batch's figure.
+    """
+    after_pretraining, at_end = summary.critic_after_pretraining, summary.critic_at_end
+    texts = []
+    if after_pretraining is not None:
+        rollouts = "held-out rollouts" if summary.critic_was_held_out else "its last batches"
+        texts.append(f"{_hundredths(after_pretraining)} after value pretraining ({rollouts})")
+    if at_end is not None:
+        texts.append(f"{_hundredths(at_end)} at the end (the last batches)")
+    return [("critic", f"mean explained variance {', '.join(texts)}")] if texts else []
+
+
+def _hundredths(figure: float) -> str:
+    return f"{round(figure, 2) + 0.0:.2f}"  # -0.001 is 0.00
 
 
 def _row(label: str, text: str) -> list[str]:

@@ -217,6 +217,10 @@ def test_one_seed_has_an_interval_over_its_prompts_which_is_never_clear() -> Non
     text = markdown(found, make_table(found))
     assert "Student's t over the prompts of a single seed" in text
     assert "A single seed says nothing of other training runs." in text
+    assert f"+18.8 [{expected[0]:.1f}, +{expected[1]:.1f}] (over prompts, one seed)" in text
+    assert text.count("(over prompts, one seed)") == 8, "each of two rows' scores, too"
+    two_seeds = collection(*NEW, *ALL)
+    assert "one seed" not in markdown(two_seeds, make_table(two_seeds))
 
 
 def test_scores_within_so_many_steps_have_the_prompts_of_that_evaluation() -> None:

@@ -32,7 +32,7 @@ _LEGEND_CHARS = {4: 18, 3: 32, 2: 50, 1: 100}
 _WHEN = ("first", "last")
 _PRETRAINING_PANELS = {
     "critic/value_loss": "value loss",
-    "critic/explained_variance": "explained variance",
+    "critic/explained_variance": "explained variance\nof each batch",
 }
 _POSITION_PANELS = {
     "value_mean": "mean value",
@@ -61,8 +61,8 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
             if figure := curves(runs, rows, PANELS, full_system):
                 caption = (
                     "Score, response length, reward, entropy, explained variance of the critic "
-                    "and upper clip fraction against optimizer steps of the policy, value "
-                    f"pretraining left out{about}"
+                    "in each batch and upper clip fraction against optimizer steps of the policy, "
+                    f"value pretraining left out{about}"
                 )
                 yield Drawing(f"training_curves{suffix}", caption, figure)
             if figure := position_figure(runs, rows, full_system):
@@ -74,7 +74,10 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
         runs = [*collection.pretrainings, *runs]
         rows = list(dict.fromkeys(run.row for run in runs))
         if figure := curves(runs, rows, _PRETRAINING_PANELS, pretraining=True):
-            caption = "Value pretraining: loss, and explained variance against Monte-Carlo returns."
+            caption = (
+                "Value pretraining: loss and explained variance of each batch, against Monte-Carlo "
+                "returns."
+            )
             yield Drawing("value_pretraining", caption, figure)
 
 

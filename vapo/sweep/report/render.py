@@ -131,7 +131,9 @@ def _estimate(value: MeanOfSeeds | None, *, signed: bool = False) -> str:
     text = value.text(sign)
     seeds = ", ".join(f"{seed_mean:{sign}.1f}" for seed_mean in value.seeds)
     p = "" if value.p is None else f"p {value.p:.2g}"
-    return f"{text} ({'; '.join(filter(None, (seeds, p)))})" if seeds or p else text
+    over = "over prompts, one seed" if value.over == "prompts" else ""
+    notes = "; ".join(filter(None, (seeds, p, over)))
+    return f"{text} ({notes})" if notes else text
 
 
 def _difference(row: RowResult) -> str:

@@ -15,7 +15,7 @@ PANELS = {
     "rollout/response_length_mean": "response length, tokens",
     "rollout/reward_mean": "mean reward",
     "actor/entropy": "entropy, nats",
-    "critic/explained_variance": "explained variance",
+    "critic/explained_variance": "explained variance\nof each batch",
     "actor/clip_fraction_high": "upper clip fraction",
 }
 """Metric that is drawn against policy steps -> its title."""

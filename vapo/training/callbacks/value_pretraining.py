@@ -121,8 +121,8 @@ class ValuePretraining(Callback):
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
         self.progress.note(
-            f"value pretraining ended after {finished} iterations: explained variance "
-            f"{explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
+            f"value pretraining ended after {finished} iterations: in its last batch "
+            f"explained variance {explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
         )
 
     def _save(self, critic: Critic, config: FitConfig) -> None:
