@@ -15,6 +15,7 @@ import pytest
 from vapo.config.kinds import make
 from vapo.config.schema import SourceConfig
 from vapo.errors import UserError
+from vapo.prompts import records
 from vapo.prompts.sources import read_rows
 
 GOOD = {"prompt": "1+1=", "answer": "2"}
@@ -181,6 +182,7 @@ def test_huggingface_offline_is_one_clear_error(monkeypatch: pytest.MonkeyPatch)
         raise ConnectionError("Couldn't reach 'some/dataset' on the Hub\nand more lines")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr(records, "check_dataset_on_hub", lambda name: None)  # it is in the cache
     with pytest.raises(UserError, match=r"data\.train\.path: cannot load.*Couldn't reach") as error:
         read("some/dataset", kind="huggingface")
     assert "\n" not in str(error.value)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vapo.errors import UserError
 from vapo.errors.suggestions import nearest_path
 from vapo.networks.config_files import CONFIG_FILE, Shapes, check_config_file
-from vapo.networks.hub import read_cache_if_unreachable
+from vapo.networks.hub import check_model_on_hub
 
 _NO_OWNERS = ("models", "runs", "mlruns")
 """Folders that vapo works in: a path that begins with one is not tried as a hub's `owner/name`."""
@@ -65,11 +65,12 @@ def local_folder(path: str) -> Path | None:
 def folder_with_config(path: str) -> Path | None:
     """Return the folder that `path` names, or None for a hub id, and check its config.json.
 
-    Raises: UserError: there is no config.json, or it does not fit a model with these weights.
+    Raises: UserError: there is no config.json, or it does not fit a model with these weights; or
+        the hub cannot be reached, and its cache has no such model.
     """
     folder = local_folder(path)
     if folder is None:
-        read_cache_if_unreachable()
+        check_model_on_hub(path)
     elif not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{path}: no config.json, so this is not a Hugging Face model folder")
     else:

@@ -16,7 +16,7 @@ from vapo.errors import UserError, about
 from vapo.errors.suggestions import nearest_path
 from vapo.files.long_lines import MOST_ROW_BYTES, lines_of
 from vapo.files.whole_files import check_regular_file, read_line
-from vapo.networks.hub import read_cache_if_unreachable
+from vapo.networks.hub import check_dataset_on_hub
 from vapo.prompts.procedural import nearest
 
 _MOST_ARRAY_BYTES = 64 * 2**20
@@ -185,10 +185,12 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Records:
 def check_dataset_path(path: str, key: str) -> None:
     """Check a dataset's path. A path that does not exist on this machine is taken for a hub's id.
 
-    Raises: UserError: the path is a file that cannot be read as a dataset.
+    Raises: UserError: the path is a file that cannot be read as a dataset; or the hub cannot be
+        reached, and its caches have no such dataset.
     """
     if not Path(path).exists():
-        read_cache_if_unreachable()
+        with about(f"{key}.path"):
+            check_dataset_on_hub(path)
     elif not Path(path).is_dir():
         _check_no_csv(path, key)
         _existing_file(path, key)
