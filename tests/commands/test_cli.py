@@ -190,6 +190,7 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["fit", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
         (["fit", "--confg", "x"], ["unknown option '--confg'", "'--config'"]),
         (["fit", "--conf", "x"], ["unknown option '--conf'", "'--config'"]),
+        (["fit", "--lr", "1e-5"], ["option '--lr'; did you mean '--actor.optimizer.lr'?"]),
         (["fit", "--components.clip_higer.enabled=1"],
          ["unknown option", "'--components.clip_higher.enabled'"]),
         (["fit", "--seed"], ["--seed needs a value"]),

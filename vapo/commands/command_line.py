@@ -50,11 +50,12 @@ class Parser(argparse.ArgumentParser):
             if entries is None:
                 self.error(f"unexpected argument '{token}'{did_you_mean(token, flags)}")
             if token.startswith("--"):
-                from vapo.config.foreign_names import meant_key
+                from vapo.config.foreign_names import FOREIGN_NAMES, meant_key
                 from vapo.config.options import is_key
 
                 if not is_key(flag[2:], entries):
-                    hint = did_you_mean(flag, flags)
+                    is_foreign = flag[2:] in FOREIGN_NAMES
+                    hint = "" if is_foreign else did_you_mean(flag, flags)
                     if not hint and (nearest := meant_key(flag[2:], entries)):
                         hint = f"; did you mean '--{nearest}'?"
                     raise UserError(

@@ -7,8 +7,10 @@ resume in another current folder.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from vapo.config.environment_variables import escape
@@ -29,8 +31,28 @@ def functions_are_import_paths(config: Any) -> Problems:
         if not is_function or not isinstance(path, str):
             continue
         if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+|__handed__:[\w.()=,+-]+", path):
-            form = "package.module:function or folder/file.py:function"
-            yield Problem(f"{key} {path!r} is not of the form {form}", (key,))
+            yield Problem(f"{key} {path!r} {_misfit(path)}", (key,))
+
+
+def _misfit(path: str) -> str:
+    """Say what is wrong with the path of a function, and which functions its file has, if any."""
+    if path.endswith(".py") and (names := functions_in(Path(path))):
+        return f"is a file: name its function too, as {path}:{names[0]} (it has {', '.join(names)})"
+    return "is not of the form package.module:function or folder/file.py:function"
+
+
+def functions_in(file: Path) -> list[str]:
+    """List the functions at the top of a Python file, which is read as text and not run.
+
+    The list is empty where there is no such file, or it is not Python. Private names are left out.
+    """
+    try:
+        tree = ast.parse(file.expanduser().read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return []
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = [node.name for node in tree.body if isinstance(node, functions)]
+    return [name for name in names if not name.startswith("_")]
 
 
 def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> None:

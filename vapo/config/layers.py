@@ -18,6 +18,7 @@ from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
 from vapo.config.kinds import is_union, types_in
 from vapo.config.options import Entry, Option, Section
+from vapo.config.presets import preset_hint
 from vapo.config.scalars import as_in_source, is_like_null, is_missing
 from vapo.config.written import leaves
 from vapo.errors import UserError, check_utf8
@@ -106,7 +107,10 @@ def text_of(path: Path, *, option: str) -> str:
     except FileNotFoundError:
         hint = nearest_path(path)
         if path.parts[:1] == ("conf",) and not Path("conf").exists():
-            hint = "; `vapo init` writes the shipped configs into this folder"
+            hint = (
+                "; a path is relative to the current folder: name the file in the folder that has "
+                "conf/, or `vapo init` writes the shipped configs into this one"
+            )
         raise UserError(f"{option} {path}: no such file{hint}") from None
     except IsADirectoryError:
         raise UserError(f"{option} {path}: this is a folder, give a YAML file") from None
@@ -237,7 +241,7 @@ def check_keys(
             elif not (value is None and entry.nullable) and not is_interpolation(value):
                 raise UserError(
                     f"{place}: {key} is a block of keys, got {show(value)}; "
-                    "give keys below it, or leave it out"
+                    f"{preset_hint(value) or 'give keys below it, or leave it out'}"
                 )
         elif (excess := limits.integer_excess(value)) or not _fits(entry, value):
             raise UserError(f"{place}: {key}: {excess or type_error(entry, value)}")

@@ -38,6 +38,7 @@ from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.origins import Origins, made_from
 from vapo.config.overrides import read_overrides
 from vapo.config.paths import place_paths
+from vapo.config.presets import alone_hint
 from vapo.config.scalars import is_like_null, is_missing
 from vapo.config.spelling import as_spelled
 from vapo.config.trees import MisfitError, Tree, at, select
@@ -129,7 +130,8 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
     place_paths(tree, origins)
-    config = _build(schema, tree, entries, origins)
+    files = [layer.name for layer in layers if not (layer.is_overrides or layer.is_extended)]
+    config = _build(schema, tree, entries, origins, hint=alone_hint(files))
     contradiction = two_systems(layers)
     sources = made_from(config, layers, changed, entries)
     config.sources = replace(sources, two_systems=contradiction)
@@ -245,8 +247,10 @@ def _hint_of_kind(key: str, value: Any, entries: Entries) -> str:
     return f"; did you mean '{block}.{nearest}'?" if nearest else ""
 
 
-def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
+def _build(schema: type, tree: Tree, entries: Entries, origins: Origins, *, hint: str) -> Any:
     """Return the config of a tree of values, whose interpolations are resolved here.
+
+    `hint` ends the error for a value that is not set. It says how else the value can be given.
 
     Raises: UserError: a value is not set, or an interpolation gives one of another type.
     """
@@ -259,7 +263,9 @@ def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
         by = [_beside(key, kind_key) for kind_key in option.only]
         requirement = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
         raise origins.error(
-            f"{requirement}: {option.doc}; set it in a config file, or as {key}=VALUE", *by, key
+            f"{requirement}: {option.doc}; set it in a config file, or as {key}=VALUE{hint}",
+            *by,
+            key,
         )
     try:
         config = trees.build(schema, trees.resolved(tree))

@@ -1,13 +1,15 @@
 """Keys that name a folder or file to read, which is looked for beside the YAML file at first.
 
-Then it is looked for in the current folder. Functions have the same rule (`functions.py`). A path
-that exists beside its file becomes one from the current folder, as all other paths are: so a config
-is the same run's on every machine.
+Then it is looked for in the current folder. Functions have the same rule (`functions.py`). The
+shipped configs name what lies beside their folder `conf`. That place is looked at last, so that
+they can be used from any folder. A path that exists in one of these places becomes one from the
+current folder, as all other paths are: so a config is the same run's on every machine.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from vapo.config.environment_variables import escape
 from vapo.config.layers import Layer, is_interpolation
@@ -44,4 +46,10 @@ def _beside(layer: Layer, path: str) -> str | None:
     if layer.folder is None or is_run_folder(layer.folder):
         return None
     here, beside = os.path.abspath(path), os.path.abspath(os.path.join(layer.folder, path))
-    return os.path.relpath(beside) if beside != here and os.path.exists(beside) else None
+    if beside != here and os.path.exists(beside):
+        return os.path.relpath(beside)
+    parents = Path(layer.folder).parts
+    if "conf" not in parents or os.path.exists(here):
+        return None
+    around_conf = Path(*parents[: len(parents) - 1 - parents[::-1].index("conf")])
+    return os.path.relpath(around_conf / path) if (around_conf / path).exists() else None

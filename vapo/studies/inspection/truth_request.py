@@ -104,7 +104,7 @@ def verifier_overrides(verifier: str) -> list[str]:
     if name == "regex":
         quoted = argument.replace("'", "''")
         return ["verifier=regex", f"pattern='{quoted}'"]
-    if argument:
+    if argument or name.endswith(".py"):
         return ["verifier=python", f"function={verifier}"]
     return [f"verifier={name}"]
 
