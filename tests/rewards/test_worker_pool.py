@@ -101,6 +101,26 @@ def test_a_verifier_that_never_returns_is_found_after_its_first_responses():
     assert len(done) == 7
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("a dict", "returned {'score': 1.0}, not a bool, a number or (bool, number); return its s"),
+        ("a list", "returned [1.0], not a bool, a number or (bool, number)"),
+        ("text", "returned 'yes', not a bool, a number or (bool, number)"),
+    ],
+)
+def test_a_verifier_that_returns_no_verdict_ends_the_command_at_its_first_response(
+    told: str, said: str
+):
+    with hostile("as_told", num_workers=1) as python:
+        done: list[int] = []
+        with pytest.raises(UserError) as error:
+            python.score([rollout(told)] * 3, advance=done.append)
+    assert f"hostile_verifiers:as_told {said}" in str(error.value)
+    assert str(error.value).endswith("(on its first response)")
+    assert done == []
+
+
 @pytest.mark.attacks
 def test_a_verifier_that_has_answered_may_time_out_as_often_as_it_likes():
     """One that has only raised has not answered."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -46,6 +47,9 @@ _S = TypeVar("_S")
 FEWEST_WITHOUT_VERDICT = 8
 """If no response of a batch has a verdict, and it has at least this many, the run ends: the fault
 is the verifier's and not the responses'."""
+
+_WRONG_TYPE = r"error: TypeError: returned (?!None\b)"
+"""How a reply begins whose verifier returned something else than a verdict."""
 
 EXTRACTING = ("exact", "regex", "math", "math_verify", "reasoning_gym")
 """Verifiers that extract a response's answer, so that answers can vote."""
@@ -185,7 +189,7 @@ class VerifierScorer(Scorer):
         """Ask a judge about a rollout; return a function that withdraws the question."""
 
         def on_checked_reply(reply: dict[str, Any]) -> None:
-            self._check_for_timeouts(judge, reply.get("failure"))
+            self._check_first_replies(judge, reply.get("failure"))
             on_reply(reply)
 
         judged_rollout = _judged(rollout, judge)
@@ -199,17 +203,23 @@ class VerifierScorer(Scorer):
             (judged_rollout.response_text, prompt.answer, prompt.columns), on_checked_reply
         )
 
-    def _check_for_timeouts(self, judge: OneJudge, failure: str | None) -> None:
-        """Count the timeouts of a verifier that has not given any verdict yet.
+    def _check_first_replies(self, judge: OneJudge, failure: str | None) -> None:
+        """End the run if a verifier's first replies show that it never judges.
 
-        So a verifier that never returns ends the run after its first responses. A whole batch of
-        them would take the time limit once for each response.
+        Timeouts are counted until the first verdict, so that a verifier which never returns ends
+        the run after its first responses: a whole batch of them would take the time limit once for
+        each response. A verifier that returns something else than a verdict, as a dict, ends the
+        run at once. It may return None for some responses.
 
-        Raises: UserError: the verifier timed out on as many responses as it may.
+        Raises: UserError: the verifier timed out on as many responses as it may, or returned a
+            value of a type that it may not.
         """
         num_timeouts = self._num_timeouts.get(id(judge), 0)
         if num_timeouts is None or not self._warns:
             return
+        if failure is not None and re.match(_WRONG_TYPE, failure):
+            reason = failure.removeprefix("error: TypeError: ")
+            raise UserError(f"the {_described(judge)} {reason} (on its first response)")
         num_timeouts = None if failure is None else num_timeouts + failure.startswith("timeout")
         self._num_timeouts[id(judge)] = num_timeouts
         if num_timeouts == max(FEWEST_WITHOUT_VERDICT, 2 * judge.config.num_workers):
