@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.studies.inspection import made_up
+from vapo.functional.metrics import gradient_noise_ratio
+from vapo.intervals import Figure
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.findings import collect_findings
 from vapo.studies.inspection.group_sample import (
@@ -20,6 +23,7 @@ from vapo.studies.inspection.group_sample import (
     tokens_of,
 )
 from vapo.studies.inspection.groups import Groups
+from vapo.studies.inspection.report import _forecast
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.running import MicroBatches, Moments, NotFinite
 
@@ -96,6 +100,59 @@ def test_siblings_by_hand() -> None:
         response(5, [0.0], group="alone"),
     ])  # fmt: skip
     assert found.siblings_ahead.value == pytest.approx((1 / 8 - 1 / 2) / (3 / 16))
+
+
+def test_gradient_noise_by_hand() -> None:
+    """Weights (1 - p)^2 of 1/4, 9/16, 1/4, 1/4. R - V: 1/2, -1/2, 1, 0, whose mean is 1/4: squares
+    1/16, 9/16, 9/16, 1/16. R - mean of the others: 1, -1, 0, 0. A token without a log-prob, and one
+    without siblings, do not count."""
+    half, quarter = math.log(0.5), math.log(0.25)
+    rows = [
+        replace(response(1, [0.5]), logprobs=(half,)),
+        replace(response(0, [0.5]), logprobs=(quarter,)),
+        replace(response(1, [0.0], group="1"), logprobs=(half,)),
+        replace(response(1, [1.0], group="1"), logprobs=(half,)),
+        replace(response(9, [0.0], group="alone"), logprobs=(half,)),
+        response(1, [5.0], group="2"),
+        response(0, [5.0], group="2"),
+    ]
+    ratio = of(rows).gradient_noise_ratio.value
+    noise = 1 / 4 * 1 / 16 + 9 / 16 * 9 / 16 + 1 / 4 * 9 / 16 + 1 / 4 * 1 / 16
+    assert ratio == pytest.approx(noise / (1 / 4 + 9 / 16), rel=1e-6)
+    in_training = gradient_noise_ratio(
+        torch.tensor([[0.5], [0.5], [0.0], [1.0]]),
+        torch.tensor([0.0, 1.0, 1.0, 1.0]),
+        torch.tensor([[1.0], [0.0], [1.0], [1.0]]),
+        torch.tensor([[0.5], [0.25], [0.5], [0.5]]).log(),
+        torch.ones(4, 1, dtype=torch.bool),
+    )
+    assert ratio == pytest.approx(float(in_training), rel=1e-6)
+    assert of([response(1, [0.5]), response(0, [0.5])]).gradient_noise_ratio.is_unknown
+    sure = [replace(row, logprobs=(0.0,)) for row in rows[:2]]
+    assert of(sure).gradient_noise_ratio.is_unknown, "no token can be changed"
+
+
+def test_a_token_that_was_not_sampled_brings_no_noise() -> None:
+    rows = [
+        replace(
+            response(reward, [9.0, 0.5]), logprobs=(-3.0, math.log(0.5)), is_sampled=(False, True)
+        )
+        for reward in (1, 0)
+    ]
+    assert of(rows).gradient_noise_ratio.value == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ((0.3, 0.49), "this critic can help against the mean of the other responses, and was"),
+        ((0.91, 1.3), "this critic cannot help against the mean of the other responses: leave it"),
+        ((0.4, 0.6), "not clear whether this critic can help"),
+        ((-math.inf, math.inf), "not clear whether this critic can help"),
+    ],
+)
+def test_a_line_says_whether_a_critic_can_help(limits: tuple[float, float], said: str) -> None:
+    assert _forecast(Figure(0.5, *limits)).startswith(said)
 
 
 def test_length_is_told_by_other_groups() -> None:

@@ -46,6 +46,7 @@ WORDS = {
 _OFFSETS = range(-2, 4)  # places around the first token that differs
 _EQUAL = 0.25  # share of the next place's difference, below which a place counts as equal
 _ROUNDING = 0.005  # share of the largest difference that rounding may cause
+_NO_TOKENS = "values do not depend on the tokens of a response"
 _MIN_PAIRS = 8  # pairs with few equal tokens, and as many with more
 _MIN_RESPONSES = 12
 _RESAMPLES = 200
@@ -62,11 +63,14 @@ class Alignment:
         text: one sentence with the figures.
         by: the test that decided: "shared prefixes", "log-probs", "tokens", "advantages" or
             "critic"; "" if none did.
+        is_undecidable: whether more such responses would not decide it either, because no value
+            depends on the tokens of its response.
     """
 
     shift: int | None
     text: str
     by: str = ""
+    is_undecidable: bool = False
 
 
 def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
@@ -83,7 +87,8 @@ def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
         if isinstance(verdict, Alignment):
             return verdict
         reasons.append(verdict)
-    return Alignment(None, f"off by one? Nothing tells: {'; '.join(reasons)}")
+    text = f"off by one? Nothing tells: {'; '.join(reasons)}"
+    return Alignment(None, text, is_undecidable=_NO_TOKENS in reasons)
 
 
 def return_correlations(
@@ -129,7 +134,7 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
     }
     spread = float(np.std(np.concatenate([_sampled_values(r) for r in responses])))
     if max(means.values()) <= 1e-3 * spread or spread == 0:
-        return "values do not depend on the tokens of a response"
+        return _NO_TOKENS
     figures = ", ".join(f"{gap:.2g} at {offset:+d}" for offset, gap in means.items())
     where = (
         f"{len(gaps):,} pairs of responses to one prompt, mean |difference| about the first token "

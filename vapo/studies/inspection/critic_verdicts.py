@@ -224,9 +224,9 @@ def _wrong_sign_remark(critic: CriticFigures) -> Remark:
 def _good_remark(critic: CriticFigures) -> Remark:
     parts = [f"explained variance {quote(critic.explained)}"]
     if critic.explained_between.is_bounded:
-        parts.append(f"of what prompts are worth {quote(critic.explained_between)}")
+        parts.append(f"between prompts {quote(critic.explained_between)}")
     if critic.explained_within.is_bounded:
-        parts.append(f"within a prompt {quote(critic.explained_within)}")
+        parts.append(f"between the responses to a prompt {quote(critic.explained_within)}")
     return Remark(
         "inspect-follows",
         "good",

@@ -56,6 +56,9 @@ class CriticFigures:
     value_between              the share of V's variance that lies between groups
     siblings_ahead             how much more of R the mean reward of the other responses explains
                                than V does, over the tokens that have both
+    gradient_noise_ratio       the noise that R - V brings into the policy's gradient, divided by
+                               that of R less the mean reward of the other responses; over the
+                               tokens that have both, and log-probs
     by_length                  the share of V's variance that position and response length explain,
                                as estimated on other groups
     return_by_length           the share of R's variance that position and response length explain
@@ -86,6 +89,7 @@ class CriticFigures:
     explained_within: Figure
     value_between: Figure
     siblings_ahead: Figure
+    gradient_noise_ratio: Figure
     by_length: Figure
     return_by_length: Figure
     explained_beyond_length: Figure
@@ -103,7 +107,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         return None
     v, r = tokens.values, tokens.returns
     sums = _token_sums(tokens) | _group_sums(tokens) | _length_sums(tokens) | _row_sums(tokens)
-    sums |= _sibling_sums(tokens)
+    sums |= _sibling_sums(tokens) | _noise_sums(tokens)
     figure = bootstrap_over_groups(sums, seed=seed, num_resamples=num_resamples).figure
     rounding = _TINY * float(np.square(r).max() or 1.0)
 
@@ -134,6 +138,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         explained_within=figure(lambda s: 1 - s["within_d"] / nonzero(s["within_r"])),
         value_between=figure(lambda s: 1 - s["within_all_v"] / (s["n"] * nonzero(_var(s, "v")))),
         siblings_ahead=figure(_siblings_ahead),
+        gradient_noise_ratio=figure(_gradient_noise_ratio),
         by_length=figure(lambda s: 1 - s["residual_vv"] / (s["n"] * nonzero(_var(s, "v")))),
         return_by_length=figure(lambda s: 1 - s["residual_rr"] / (s["n"] * nonzero(_var(s, "r")))),
         explained_beyond_length=figure(lambda s: 1 - s["residual_dd"] / nonzero(s["residual_rr"])),
@@ -200,17 +205,52 @@ def _sibling_sums(tokens: Tokens) -> dict[str, np.ndarray]:
     The columns are R, R - V, and R less the mean reward of the group's other responses. Groups with
     one response count as 0.
     """
-    size = np.bincount(tokens.row_groups, minlength=tokens.num_groups)
-    total = np.bincount(tokens.row_groups, weights=tokens.rewards, minlength=tokens.num_groups)
-    num_siblings = np.maximum(size - 1, 1)[tokens.row_groups]
-    mean = (total[tokens.row_groups] - tokens.rewards) / num_siblings
-    has_both = (size >= 2)[tokens.group].astype(float)
+    mean, has_siblings = _siblings_mean(tokens)
+    has_both = has_siblings.astype(float)
     columns = {"r": tokens.returns, "d": tokens.returns - tokens.values}
-    columns["m"] = tokens.returns - mean[tokens.row]
+    columns["m"] = tokens.returns - mean
     sums = {"of_both_n": has_both}
     for name, x in columns.items():
         sums |= {f"of_both_{name}": x * has_both, f"of_both_{name * 2}": x * x * has_both}
     return {name: tokens.by_group(x) for name, x in sums.items()}
+
+
+def _siblings_mean(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """For each token the mean reward of its response's siblings, and whether it has any."""
+    size = np.bincount(tokens.row_groups, minlength=tokens.num_groups)
+    total = np.bincount(tokens.row_groups, weights=tokens.rewards, minlength=tokens.num_groups)
+    num_siblings = np.maximum(size - 1, 1)[tokens.row_groups]
+    mean = (total[tokens.row_groups] - tokens.rewards) / num_siblings
+    return mean[tokens.row], (size >= 2)[tokens.group]
+
+
+def _noise_sums(tokens: Tokens) -> dict[str, np.ndarray]:
+    """Sums of R - V and of R less the siblings' mean, and those weighted by the squared gradient.
+
+    The weight is (1 - p)^2, p the probability with which the token was sampled: the square of the
+    gradient of log p at the token's logit.
+    """
+    mean, has_siblings = _siblings_mean(tokens)
+    has_all = has_siblings & np.isfinite(tokens.logprobs)
+    weight = np.square(1 - np.exp(np.where(has_all, np.minimum(tokens.logprobs, 0.0), 0.0)))
+    sums = {"noise_n": has_all.astype(float), "noise_w": weight}
+    against = {"d": tokens.returns - tokens.values, "m": tokens.returns - mean}
+    for name, x in against.items():
+        sums |= {f"noise_{name}": x * has_all, f"noise_w{name}": weight * x}
+        sums[f"noise_w{name * 2}"] = weight * x * x
+    return {name: tokens.by_group(x) for name, x in sums.items()}
+
+
+def _gradient_noise_ratio(s: Sums) -> Any:
+    """Compute what `vapo.functional.metrics.gradient_noise_ratio` does, from sums over groups."""
+
+    def noise(name: str) -> Any:
+        mean = s[f"noise_{name}"] / s["noise_n"]
+        weighted, squares = s[f"noise_w{name}"], s[f"noise_w{name * 2}"]
+        return squares - 2 * mean * weighted + mean**2 * s["noise_w"]
+
+    baseline = noise("m")
+    return noise("d") / np.where(baseline > 1e-9, baseline, np.nan)
 
 
 def _siblings_ahead(s: Sums) -> Any:

@@ -22,14 +22,16 @@ T = TypeVar("T")
 
 
 class ResponseValues(NamedTuple):
-    """A response's reward, with the values and rewards of its sampled tokens.
+    """A response's reward, with the values, rewards and log-probs of its sampled tokens.
 
-    `values` are in float32. `token_rewards` is None if the file has no rewards for single tokens.
+    `values` and `logprobs` are in float32. `token_rewards` is None if the file has no rewards for
+    single tokens, and `logprobs` is None if it has no log-probs.
     """
 
     values: np.ndarray
     reward: float
     token_rewards: np.ndarray | None = None
+    logprobs: np.ndarray | None = None
 
 
 @dataclass
@@ -130,6 +132,7 @@ class Tokens:
 
     Attributes:
         values, returns: of each token.
+        logprobs: of each token; NaN where the file has none.
         position: for each token, how many sampled tokens of its response come before it.
         row: for each token, its response's number, an index into `rewards`, `lengths` and
             `row_groups`.
@@ -140,6 +143,7 @@ class Tokens:
 
     values: np.ndarray
     returns: np.ndarray
+    logprobs: np.ndarray
     position: np.ndarray
     row: np.ndarray
     rewards: np.ndarray
@@ -185,11 +189,14 @@ def response_length(response: InspectedResponse) -> int | None:
 
 
 def response_values(response: InspectedResponse) -> ResponseValues | None:
-    """Return the values and rewards of a response's sampled tokens, or None if it has no values."""
+    """Return the numbers of a response's sampled tokens, or None if it has no values."""
     if response.values is None:
         return None
     values = sampled_entries(response, response.values, np.float32)
-    return ResponseValues(values, response.reward, sampled_rewards(response))
+    logprobs = None
+    if response.logprobs is not None:
+        logprobs = sampled_entries(response, response.logprobs, np.float32)
+    return ResponseValues(values, response.reward, sampled_rewards(response), logprobs)
 
 
 def sampled_rewards(response: InspectedResponse) -> np.ndarray | None:
@@ -219,13 +226,16 @@ def returns_of(response: ResponseValues, gamma: float) -> np.ndarray:
 
 def tokens_of(groups: Mapping[GroupKey, Sequence[ResponseValues]], *, gamma: float) -> Tokens:
     """Join the tokens of all groups into one `Tokens`, with returns discounted by gamma."""
-    columns: dict[str, list[np.ndarray]] = {"values": [], "returns": [], "position": [], "row": []}
+    names = ("values", "returns", "logprobs", "position", "row")
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
     rewards, lengths, row_groups = list[float](), list[int](), list[int]()
     for number, group in enumerate(groups.values()):
         for response in group:
             length = len(response.values)
             columns["values"].append(response.values.astype(float))
             columns["returns"].append(returns_of(response, gamma))
+            logprobs = response.logprobs
+            columns["logprobs"].append(np.full(length, np.nan) if logprobs is None else logprobs)
             columns["position"].append(np.arange(length))
             columns["row"].append(np.full(length, len(rewards)))
             rewards.append(response.reward)
@@ -235,6 +245,7 @@ def tokens_of(groups: Mapping[GroupKey, Sequence[ResponseValues]], *, gamma: flo
     return Tokens(
         values=arrays["values"],
         returns=arrays["returns"],
+        logprobs=arrays["logprobs"].astype(float),
         position=arrays["position"].astype(int),
         row=arrays["row"].astype(int),
         rewards=np.array(rewards, dtype=float),

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from vapo.studies.inspection.truth import MeasuredTruth
     from vapo.studies.inspection.truth_request import TruthRequest
 
+_HELPS_BELOW, _HELPLESS_ABOVE = 0.5, 0.9
+"""Below the first a critic was worth 5 to 7 points, and above the second none was ahead
+(docs/where_a_critic_pays.md, "A forecast from one batch")."""
 _MARKS = {"wrong": "WRONG", "note": "note", "good": "good"}
 
 
@@ -144,11 +147,26 @@ class Inspection:
                 else (f", {sums.num_with_values:,} responses have values")
             )
             facts["explained variance"] = f"{quote(findings.critic.explained)}{with_values}"
+            if not (ratio := findings.critic.gradient_noise_ratio).is_unknown:
+                facts["gradient noise ratio"] = f"{quote(ratio)}: {_forecast(ratio)}"
         if self.critic is not None:
             facts["critic"] = self.critic
         if self.policy is not None:
             facts["policy"] = self.policy
         return facts
+
+
+def _forecast(ratio: Figure) -> str:
+    """Say whether a critic can help the policy, by its noise in the gradient (docs/inspect.md)."""
+    against = "against the mean of the other responses"
+    if ratio.high < _HELPS_BELOW:
+        return f"this critic can help {against}, and was ahead at such figures"
+    if ratio.low > _HELPLESS_ABOVE:
+        return f"this critic cannot help {against}: leave it out"
+    return (
+        f"not clear whether this critic can help {against} (it can below {_HELPS_BELOW:g}, and "
+        f"cannot above {_HELPLESS_ABOVE:g})"
+    )
 
 
 def inspect_responses(

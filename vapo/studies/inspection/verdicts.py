@@ -60,7 +60,7 @@ def _run_remarks(findings: Findings) -> list[Remark]:
             *siblings_remark(critic, diagnosis),
         ]
         doubt = doubt_reason(findings.sums)
-        items += [*_alignment_remark(findings), *_advantages_remark(findings)]
+        items += [*_alignment_remark(findings, diagnosis), *_advantages_remark(findings)]
         items += with_doubt(return_remarks, doubt) if doubt else return_remarks
         items += _micro_batches_remark(findings)
     items += _group_remarks(findings)
@@ -72,9 +72,13 @@ def _run_remarks(findings: Findings) -> list[Remark]:
     return remarks
 
 
-def _alignment_remark(findings: Findings) -> Remarks:
+def _alignment_remark(findings: Findings, diagnosis: list[Remark | str]) -> Remarks:
+    """A remark on whether each value stands at its own token. A constant critic gets none."""
     alignment = findings.alignment
     if alignment is None:
+        return
+    is_constant = any(isinstance(x, Remark) and x.anchor == "inspect-constant" for x in diagnosis)
+    if alignment.shift is None and (is_constant or alignment.is_undecidable):
         return
     if alignment.shift is None:
         why = alignment.text.removesuffix(".").removeprefix("off by one? ")
