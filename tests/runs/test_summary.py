@@ -53,7 +53,7 @@ def summary():
 
 def test_what_was_not_judged_is_a_warning():
     (said,) = unjudged({"eval/failure_rate": 0.59375})
-    assert said == "59.4 % of the last evaluation's responses had no verdict: wrong"
+    assert said == "59.4 % of the last evaluation's responses had no verdict, and count as wrong"
     assert unjudged({"eval/failure_rate": 0.0}) == unjudged({}) == []
 
 

@@ -91,7 +91,9 @@ class RunSummary:
 def unjudged(evaluation: Mapping[str, float]) -> list[str]:
     """What a score does not say: how many of its responses nothing has judged."""
     share = evaluation.get("eval/failure_rate", 0.0)
-    text = f"{100 * share:.3g} % of the last evaluation's responses had no verdict: wrong"
+    text = (
+        f"{100 * share:.3g} % of the last evaluation's responses had no verdict, and count as wrong"
+    )
     return [text] if share else []
 
 

@@ -110,8 +110,9 @@ def _untrained_remark(critic: CriticFigures) -> Remark:
         "wrong",
         "A value head that was never trained",
         f"The values have nothing to do with the returns (correlation {quote(critic.correlation)})"
-        f", yet they vary {critic.spread.value:.1f} times as much{_offset(critic)}. So explained "
-        f"variance is {quote(critic.explained)}, far below the 0 of a constant.",
+        f", yet their standard deviation is {critic.spread.value:.1f} times the returns'"
+        f"{_offset(critic)}. So explained variance is {quote(critic.explained)}, far below a "
+        "constant's 0.",
         "Look in the log of loading for a value head that was newly initialized or a checkpoint "
         "whose head has another name; check that the critic's optimizer steps and its loss falls; "
         "then train the critic alone on a fixed policy first.",
@@ -250,8 +251,8 @@ def _little_remark(critic: CriticFigures, findings: Findings) -> Remark:
         "wrong" if is_noise or share.low > 2 * LITTLE_BELOW else "note",
         f"The critic knows {'nothing' if _is_noise(critic) else 'little'} of the returns (yet)",
         f"Explained variance is {quote(critic.explained)}, where a constant has 0; correlation "
-        f"{quote(critic.correlation)}. The values vary {quote(critic.spread)} times as much as the "
-        f"returns{_offset(critic)}.{could}",
+        f"{quote(critic.correlation)}. The values' standard deviation is {quote(critic.spread)} of "
+        f"the returns'{_offset(critic)}.{could}",
         "A value head before its training is like this: check that the trained one was loaded, and "
         "that the critic's loss falls. If prompts decide much, it is undertrained: train it longer "
         "on a fixed policy. If they do not, returns may hardly be predictable, and a constant is a "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,6 @@ FIGURE_TEXTS = {
     "explained_within": "explained variance between the responses to a prompt",
     "value_between": "share of the values' variance between prompts",
     "siblings_ahead": "explained by the mean of the other responses, less that by the critic",
-    "gradient_noise_ratio": "gradient's noise, divided by that with the other responses' mean",
     "by_length": "share of the values' variance that position and length explain",
     "return_by_length": "share of the returns' variance that position and length explain",
     "explained_beyond_length": "explained variance beyond position and length",
@@ -164,6 +162,7 @@ def _tables(findings: Findings) -> Iterator[dict[str, Any]]:
             "rows": [
                 *_figure_rows(findings.critic),
                 *_shift_rows(findings),
+                *_noise_rows(findings.critic),
                 *_micro_batch_rows(findings),
             ],
             "remark": sample_note(findings),
@@ -181,11 +180,14 @@ def _tables(findings: Findings) -> Iterator[dict[str, Any]]:
 
 
 def _figure_rows(critic: CriticFigures) -> list[list[str]]:
-    return [
-        [FIGURE_TEXTS[field.name], quote(figure)]
-        for field in fields(critic)
-        if isinstance(figure := getattr(critic, field.name), Figure)
-    ]
+    return [[text, quote(getattr(critic, name))] for name, text in FIGURE_TEXTS.items()]
+
+
+def _noise_rows(critic: CriticFigures) -> Iterator[list[str]]:
+    """A row on the noise of the policy's gradient, if log-probs and siblings show it."""
+    if not critic.gradient_noise_ratio.is_unknown:
+        name = "noise of the policy's gradient, divided by that with the other responses' mean"
+        yield [name, quote(critic.gradient_noise_ratio)]
 
 
 def _shift_rows(findings: Findings) -> Iterator[list[str]]:

@@ -38,14 +38,14 @@ _RANK_COLUMNS = ("rank", "rollout_id", "sample_indices")  # of slime's older fil
 _COUNTED = ("values", "logprobs", "advantages", "returns", "response_ids", "step")
 _WITHOUT = {
     "values": (
-        "no values: told is what a critic could know, from the groups; --critic MODEL computes them"
+        "no values: the groups show only what a critic could know; --critic MODEL computes values"
     ),
-    "logprobs": "no log-probs: whether values move at the policy's surprises is not told",
-    "advantages": "no advantages: whether they were made of these values is not told",
+    "logprobs": "no log-probs: they would show whether values move where the policy is surprised",
+    "advantages": "no advantages: they would show whether they were made of these values",
     "response_ids": (
         "no token ids: give --policy or --critic, whose tokenizer makes them of the texts"
     ),
-    "step": "no steps: everything is taken as one",
+    "step": "no steps: all rows are taken as one step",
 }
 
 
