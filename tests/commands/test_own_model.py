@@ -285,7 +285,7 @@ def test_a_critic_of_ones_own_stays_and_what_is_still_needed_is_said(
     assert "(actor.lora), because training all weights and sampling " in chosen.line
     assert (
         "these still need 9.0: what would fit is critic.kind=probe critic.probe.lr=0.001 "
-        "critic.sampled_logprobs.lr=0.03 (9.0 GiB);"
+        "critic.sampled_logprobs.lr=0.03 critic.layers=null (9.0 GiB);"
     ) in chosen.line
 
 

@@ -57,5 +57,8 @@ def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match=r"folder; did you mean models/state_tracking/policy\?"):
         load_tokenizer("models/state_trackin/policy")
     monkeypatch.chdir(ROOT / "docs")
+    with pytest.raises(UserError, match=r"no such file; did you mean \.\./conf/vapo\.yaml\?"):
+        read_file(Path("conf/vapo.yaml"))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no such file; `vapo init` writes the shipped configs"):
         read_file(Path("conf/vapo.yaml"))

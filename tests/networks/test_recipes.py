@@ -136,7 +136,6 @@ def test_the_estimate_of_its_header_is_what_the_command_prints(
 OWN_MODELS = [
     ("SmolLM2-135M", "smollm2_135m", None),
     ("0.5 B", "qwen2.5_0.5b", 24),
-    ("1.5 B", "qwen2.5_1.5b", 24),
     ("7 B", "qwen2.5_7b", 80),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -107,10 +108,10 @@ def text_of(path: Path, *, option: str) -> str:
     except FileNotFoundError:
         hint = nearest_path(path)
         if path.parts[:1] == ("conf",) and not Path("conf").exists():
-            hint = (
-                "; a path is relative to the current folder: name the file in the folder that has "
-                "conf/, or `vapo init` writes the shipped configs into this one"
-            )
+            above = next((f for up in Path.cwd().parents if (f := up / path).is_file()), None)
+            hint = "; `vapo init` writes the shipped configs into this folder"
+            if above is not None:
+                hint = f"; did you mean {os.path.relpath(above)}?"
         raise UserError(f"{option} {path}: no such file{hint}") from None
     except IsADirectoryError:
         raise UserError(f"{option} {path}: this is a folder, give a YAML file") from None

@@ -19,7 +19,11 @@ from vapo.config.written import flatten, to_yaml
 from vapo.errors import UserError
 from vapo.system.host_memory import GIB
 
-PROBE = {"critic.kind": "probe", "critic.probe.lr": 1e-3, "critic.sampled_logprobs.lr": 0.03}
+PROBE: dict[str, Any] = {
+    "critic.kind": "probe",
+    "critic.probe.lr": 1e-3,
+    "critic.sampled_logprobs.lr": 0.03,
+}
 """A critic without a network. The learning rates are those that language models learned with
 (docs/critics_without_a_network.md, conf/worked_sums)."""
 _LORA_RANK = 32
@@ -71,7 +75,7 @@ def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
     if config.actor.lora is None:
         kinds.append([adapters(config)])
     if config.algorithm.has_critic and not config.critic.reads_actor:
-        kinds.append([Change(dict(PROBE), "the critic knows what the actor's states say, no more")])
+        kinds.append([_probe(config)])
     num_ranks, length = config.trainer.num_ranks, config.rollouts.max_response_tokens
     kinds += [
         [Change({"actor.dtype": "bfloat16"}, "the frozen weights are rounded", True)],
@@ -92,6 +96,13 @@ def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
         ],
     ]
     return kinds
+
+
+def _probe(config: FitConfig) -> Change:
+    """Return the change to a critic without a network, and without the options of a network."""
+    critic = vars(config.critic)
+    unread = {f"critic.{name}": None for name in ("layers", "lora") if critic.get(name) is not None}
+    return Change(PROBE | unread, "the critic knows what the actor's states say, no more")
 
 
 def _smaller_engines(config: FitConfig) -> list[dict[str, Any]]:
