@@ -91,7 +91,7 @@ def test_the_text_has_figures_and_costs(config: FitConfig) -> None:
         "  actor.dtype=bfloat16                   28.0 GiB  the frozen weights are rounded",
     ]
     assert changes_text(changes_that_fit(config, 45 * GIB, peak)).splitlines() == [
-        "this change lets it fit:",
+        "this change alone lets it fit:",
         "  rollouts.max_concurrent_sequences=16   42.0 GiB  slower sampling",
     ]
     assert changes_text(changes_that_fit(config, 60 * GIB, peak)).startswith(
@@ -111,3 +111,20 @@ def test_the_phrase_has_the_last_peak_of_each_way(config: FitConfig) -> None:
     )
     empty: list[FittingChanges] = []
     assert changes_phrase(empty).startswith("docs/recipes.md")
+
+
+def test_more_gpus_stand_beside_what_fits_on_as_many(config: FitConfig) -> None:
+    def shared_peak(changed: FitConfig) -> float:
+        return peak(changed) / changed.trainer.devices
+
+    ways = changes_that_fit(config, 30 * GIB, shared_peak)
+    assert changes_text(ways).splitlines() == [
+        "these changes together let it fit (the peak is that after each of them):",
+        "  rollouts.max_concurrent_sequences=64   48.0 GiB  slower sampling",
+        "  actor.dtype=bfloat16                   28.0 GiB  the frozen weights are rounded",
+        "this change alone lets it fit:",
+        "  trainer.strategy=fsdp trainer.devices=4   18.0 GiB  more GPUs",
+    ]
+    assert changes_phrase(ways).endswith(
+        "(28.0 GiB) or trainer.strategy=fsdp trainer.devices=4 (18.0 GiB)"
+    )

@@ -476,7 +476,7 @@ def test_a_config_that_does_not_fit_says_what_would_and_ends_with_code_4(
     assert asked == [GIB / 128], "1.5 GiB are CUDA's"
     printed = capsys.readouterr().out
     assert "does not fit in 1.50781 GiB, of which 1.5 are left to CUDA and its libraries" in printed
-    assert printed.endswith("this change lets it fit:\n  seed=1    1.0 GiB  nothing\n")
+    assert printed.endswith("this change alone lets it fit:\n  seed=1    1.0 GiB  nothing\n")
 
 
 @pytest.mark.slow

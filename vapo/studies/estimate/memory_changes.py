@@ -5,7 +5,7 @@ docs/recipes.md ("When memory is short") has the same changes with what each of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
             "a forward pass more in each update",
             [{"actor.gradient_checkpointing": True, "critic.gradient_checkpointing": True}],
         ),
-        ("more, smaller micro-batches", [{"training.microbatch_tokens": 2048}]),
+        ("more, smaller micro-batches", _smaller_microbatches(config)),
         ("slower sampling", _smaller_engines(config)),
     ]
     kinds = [[Change(values, cost) for values in options] for cost, options in pairs]
@@ -76,7 +76,7 @@ def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
         kinds.append([adapters(config)])
     if config.algorithm.has_critic and not config.critic.reads_actor:
         kinds.append([_probe(config)])
-    num_ranks, length = config.trainer.num_ranks, config.rollouts.max_response_tokens
+    length = config.rollouts.max_response_tokens
     kinds += [
         [Change({"actor.dtype": "bfloat16"}, "the frozen weights are rounded", True)],
         [Change({"rollouts.max_response_tokens": length // 2}, "truncated responses")],
@@ -90,12 +90,23 @@ def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
                 "slower: weights are copied from the host, where the optimizer runs",
             )
         ],
-        [
-            Change({"trainer.strategy": "fsdp", "trainer.devices": n * num_ranks}, "more GPUs")
-            for n in (2, 4, 8)
-        ],
     ]
     return kinds
+
+
+def _smaller_microbatches(config: FitConfig) -> list[dict[str, Any]]:
+    is_larger = config.training.first_microbatch_tokens > 2048
+    return [{"training.microbatch_tokens": 2048}] if is_larger else []
+
+
+def _more_gpus(config: FitConfig) -> list[Change]:
+    """Return the change to two, four and eight times as many GPUs, the fewest first."""
+    return [
+        Change(
+            {"trainer.strategy": "fsdp", "trainer.devices": n * config.trainer.devices}, "more GPUs"
+        )
+        for n in (2, 4, 8)
+    ]
 
 
 def _probe(config: FitConfig) -> Change:
@@ -123,8 +134,9 @@ def changes_that_fit(
 ) -> list[FittingChanges]:
     """Find changes after which the peak is at most `most_bytes`.
 
-    Returns: each single change that is enough, if there is any; else the fewest of them that are
-        enough together, as far as trying one after the other finds them; empty if there are none.
+    Returns: each single change that is enough on as many GPUs, if there is any; else the fewest of
+        them that are enough together, as far as trying one after the other finds them; and last,
+        more GPUs. The list is empty if nothing is enough.
 
     Args:
         peak_of: estimates the most bytes of a GPU that a config needs.
@@ -145,13 +157,16 @@ def changes_that_fit(
         except UserError:  # the config does not allow them
             return float("inf")
 
-    alone = []
-    for kind in kinds:
+    def mildest_that_fits(kind: list[Change]) -> Iterator[FittingChanges]:
         for change in kind:
             if (peak := peak_after([change])) <= most_bytes:
-                alone.append(FittingChanges([change], [peak]))
-                break
-    return alone or _several_that_fit(kinds, most_bytes, peak_after)
+                yield FittingChanges([change], [peak])
+                return
+
+    on_as_many_gpus = [way for kind in kinds for way in mildest_that_fits(kind)]
+    if not on_as_many_gpus:
+        on_as_many_gpus = _several_that_fit(kinds, most_bytes, peak_after)
+    return [*on_as_many_gpus, *mildest_that_fits(_more_gpus(config))]
 
 
 def _with_overrides(config: FitConfig, overrides: list[str]) -> FitConfig:
@@ -207,20 +222,28 @@ def changes_text(fitting: list[FittingChanges]) -> str:
             "none of the changes of docs/recipes.md (When memory is short) lets it fit, nor eight "
             "times as many GPUs: take a smaller model, or a GPU with more memory"
         )
-    if len(fitting) > 1:
-        introduction = "each of these changes alone lets it fit:"
-    elif len(fitting[0].changes) == 1:
-        introduction = "this change lets it fit:"
-    else:
-        introduction = "these changes together let it fit (the peak is that after each of them):"
+    alone = [way for way in fitting if len(way.changes) == 1]
+    together = [way for way in fitting if len(way.changes) > 1]
+    introductions = (
+        (together, "these changes together let it fit (the peak is that after each of them):"),
+        (
+            alone,
+            f"{'each of these changes' if len(alone) > 1 else 'this change'} alone lets it fit:",
+        ),
+    )
+    return "\n".join(
+        f"{introduction}\n{_table(ways)}" for ways, introduction in introductions if ways
+    )
+
+
+def _table(ways: list[FittingChanges]) -> str:
     rows = [
         (" ".join(change.overrides), f"{peak / GIB:.1f} GiB", change.cost)
-        for way in fitting
+        for way in ways
         for change, peak in zip(way.changes, way.peaks, strict=True)
     ]
     width = max(len(keys) for keys, _, _ in rows)
-    lines = [f"  {keys:<{width}}  {peak:>9}  {cost}" for keys, peak, cost in rows]
-    return "\n".join([introduction, *lines])
+    return "\n".join(f"  {keys:<{width}}  {peak:>9}  {cost}".rstrip() for keys, peak, cost in rows)
 
 
 def changes_phrase(fitting: list[FittingChanges]) -> str:
