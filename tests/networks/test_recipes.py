@@ -136,6 +136,7 @@ def test_the_estimate_of_its_header_is_what_the_command_prints(
 OWN_MODELS = [
     ("SmolLM2-135M", "smollm2_135m", None),
     ("0.5 B", "qwen2.5_0.5b", 24),
+    ("1.5 B", "qwen2.5_1.5b", 24),
     ("7 B", "qwen2.5_7b", 80),
 ]
 
@@ -164,7 +165,7 @@ def test_the_rows_of_own_models_are_what_the_command_prints(
     assert totals is not None
     _, _, *training = totals[1].split()
     step, peak, disk = (cell.split()[0] for cell in row[3:6])
-    assert max(training, key=float) == step
+    assert max(map(float, training)) == float(step)
     assert f"peak: {peak} GiB" in printed
     size = re.search(r"disk: ([\d.]+) ([GM])iB for a checkpoint", printed)
     assert size is not None

@@ -28,7 +28,7 @@ from vapo.config.continuation_rules import most_continuations
 from vapo.errors import DoesNotFit, UserError
 from vapo.studies.estimate import network_bytes as network_module
 from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
-from vapo.studies.estimate.memory_changes import Change, FittingChanges
+from vapo.studies.estimate.memory_changes import FittingChanges, MemoryChange
 from vapo.studies.estimate.memory_tracker import MemoryTracker
 from vapo.studies.estimate.passes import FakeNetwork, NetworkPasses
 from vapo.studies.estimate.shapes import NetworkShape
@@ -467,7 +467,7 @@ def test_a_config_that_does_not_fit_says_what_would_and_ends_with_code_4(
     def one_change(config: FitConfig, most_bytes: float, peak_of: Any) -> list[FittingChanges]:
         asked.append(most_bytes)
         assert peak_of(config) > most_bytes
-        return [FittingChanges([Change({"seed": 1}, "nothing")], [GIB])]
+        return [FittingChanges([MemoryChange({"seed": 1}, "nothing")], [GIB])]
 
     monkeypatch.setattr("vapo.commands.estimate.changes_that_fit", one_change)
     with pytest.raises(DoesNotFit) as error:

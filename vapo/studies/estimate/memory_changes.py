@@ -31,7 +31,7 @@ _LORA_RATE = 10  # adapters learn at ten times the rate of whole weights
 
 
 @dataclass(frozen=True)
-class Change:
+class MemoryChange:
     """Keys that lower the memory of a GPU, and what they cost in words.
 
     With `is_of_adapters` they are offered only where the actor trains adapters.
@@ -50,18 +50,18 @@ class Change:
 class FittingChanges:
     """Changes that together let a config fit, and the peak in bytes after each of them."""
 
-    changes: list[Change]
+    changes: list[MemoryChange]
     peaks: list[float]
 
 
-def adapters(config: FitConfig) -> Change:
+def adapters(config: FitConfig) -> MemoryChange:
     """Return the change to low-rank adapters, with a learning rate that suits them."""
     rate = float(f"{_LORA_RATE * config.actor.optimizer.lr:g}")
     values = {"actor.lora.rank": _LORA_RANK, "actor.optimizer.lr": rate}
-    return Change(values, "the policy moves in fewer directions")
+    return MemoryChange(values, "the policy moves in fewer directions")
 
 
-def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
+def _kinds_of_change(config: FitConfig) -> list[list[MemoryChange]]:
     """Return the changes that a config may make, by kind; a kind's mildest change is first."""
     pairs: list[tuple[str, list[dict[str, Any]]]] = [
         (
@@ -71,17 +71,17 @@ def _kinds_of_change(config: FitConfig) -> list[list[Change]]:
         ("more, smaller micro-batches", _smaller_microbatches(config)),
         ("slower sampling", _smaller_engines(config)),
     ]
-    kinds = [[Change(values, cost) for values in options] for cost, options in pairs]
+    kinds = [[MemoryChange(values, cost) for values in options] for cost, options in pairs]
     if config.actor.lora is None:
         kinds.append([adapters(config)])
     if config.algorithm.has_critic and not config.critic.reads_actor:
         kinds.append([_probe(config)])
     length = config.rollouts.max_response_tokens
     kinds += [
-        [Change({"actor.dtype": "bfloat16"}, "the frozen weights are rounded", True)],
-        [Change({"rollouts.max_response_tokens": length // 2}, "truncated responses")],
+        [MemoryChange({"actor.dtype": "bfloat16"}, "the frozen weights are rounded", True)],
+        [MemoryChange({"rollouts.max_response_tokens": length // 2}, "truncated responses")],
         [
-            Change(
+            MemoryChange(
                 {
                     "trainer.strategy": "fsdp",
                     "trainer.cpu_offload": True,
@@ -99,21 +99,21 @@ def _smaller_microbatches(config: FitConfig) -> list[dict[str, Any]]:
     return [{"training.microbatch_tokens": 2048}] if is_larger else []
 
 
-def _more_gpus(config: FitConfig) -> list[Change]:
+def _more_gpus(config: FitConfig) -> list[MemoryChange]:
     """Return the change to two, four and eight times as many GPUs, the fewest first."""
     return [
-        Change(
+        MemoryChange(
             {"trainer.strategy": "fsdp", "trainer.devices": n * config.trainer.devices}, "more GPUs"
         )
         for n in (2, 4, 8)
     ]
 
 
-def _probe(config: FitConfig) -> Change:
+def _probe(config: FitConfig) -> MemoryChange:
     """Return the change to a critic without a network, and without the options of a network."""
     critic = vars(config.critic)
     unread = {f"critic.{name}": None for name in ("layers", "lora") if critic.get(name) is not None}
-    return Change(PROBE | unread, "the critic knows what the actor's states say, no more")
+    return MemoryChange(PROBE | unread, "the critic knows what the actor's states say, no more")
 
 
 def _smaller_engines(config: FitConfig) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def changes_that_fit(
         for kind in _kinds_of_change(config)
     ]
 
-    def peak_after(changes: Sequence[Change]) -> float:
+    def peak_after(changes: Sequence[MemoryChange]) -> float:
         overrides = [text for change in changes for text in change.overrides]
         try:
             changed = _with_overrides(config, overrides)
@@ -157,7 +157,7 @@ def changes_that_fit(
         except UserError:  # the config does not allow them
             return float("inf")
 
-    def mildest_that_fits(kind: list[Change]) -> Iterator[FittingChanges]:
+    def mildest_that_fits(kind: list[MemoryChange]) -> Iterator[FittingChanges]:
         for change in kind:
             if (peak := peak_after([change])) <= most_bytes:
                 yield FittingChanges([change], [peak])
@@ -178,12 +178,14 @@ def _with_overrides(config: FitConfig, overrides: list[str]) -> FitConfig:
 
 
 def _several_that_fit(
-    kinds: list[list[Change]], most_bytes: float, peak_after: Callable[[Sequence[Change]], float]
+    kinds: list[list[MemoryChange]],
+    most_bytes: float,
+    peak_after: Callable[[Sequence[MemoryChange]], float],
 ) -> list[FittingChanges]:
     """Take one kind of change after the other until they fit, then leave out what is not needed."""
-    choices: list[tuple[list[Change], Change]] = []
+    choices: list[tuple[list[MemoryChange], MemoryChange]] = []
 
-    def chosen(without: int, instead: Change | None) -> list[Change]:
+    def chosen(without: int, instead: MemoryChange | None) -> list[MemoryChange]:
         """The changes so far, with another one in one place, or with none there."""
         changes = [change for _, change in choices]
         changes[without : without + 1] = [] if instead is None else [instead]
