@@ -25,7 +25,7 @@ from vapo.training.module import VapoModule
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
-    """Return the RolloutDataModule that the trainer was given."""
+    """Return the trainer's datamodule, which must be a RolloutDataModule."""
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
     assert isinstance(datamodule, RolloutDataModule)
     return datamodule
@@ -37,8 +37,10 @@ def iteration_of(trainer: L.Trainer) -> Iteration:
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Gives Lightning one epoch of minibatches for each iteration, and holds the iteration in
-    training.
+    """The run's LightningDataModule: each epoch that Lightning asks for is one iteration.
+
+    The loader runs the iteration's stages (sampling, rewards, advantages) and then yields its
+    minibatches. The datamodule holds the latest iteration, which callbacks read.
 
     Args:
         make_rollouts: makes the source of a module's rollouts, with its engine. It is called once
@@ -68,7 +70,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def runner(self) -> IterationRunner:
-        """The runner of the stages, which exists once Lightning has asked for the first loader."""
+        """The runner of the iterations' stages. It is made when Lightning first asks for the
+        loader."""
         assert self._runner is not None, "Lightning asks for the loader first"
         return self._runner
 
@@ -80,7 +83,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def source(self) -> RolloutSource:
-        """The source of a run that samples; one that reads all rollouts from a file has none."""
+        """The source of sampled rollouts. A run that reads all its rollouts from a file has no
+        source, and must not ask for it."""
         assert self._source is not None, "all rollouts are a file's"
         return self._source
 
@@ -89,11 +93,11 @@ class RolloutDataModule(L.LightningDataModule):
         return None if self._runner is None else self._runner.source
 
     def train_dataloader(self) -> Sized:
-        """Return the loader whose epochs are iterations; it is empty if the run is finished.
+        """Return the loader whose epochs are iterations, or an empty list if the run is finished.
 
-        Lightning calls this once, when networks and optimizers are as the run begins or resumes. If
-        the phases have different numbers of minibatches, it calls this before each iteration, and
-        the runner stays the same.
+        Lightning calls this once networks and optimizers are made or restored. If value pretraining
+        and the policy phase have different numbers of minibatches, it is called before each
+        iteration. The runner stays the same.
         """
         assert self.trainer is not None, "the datamodule is used through a Trainer"
         module = self.trainer.lightning_module
@@ -109,7 +113,8 @@ class RolloutDataModule(L.LightningDataModule):
         return IterationLoader(self, module)
 
     def make_runner(self, module: VapoModule, *, total: int) -> IterationRunner:
-        """Make the runner of a module's iterations, of which the whole run has about `total`."""
+        """Make the runner of the module's iterations. `total` is the expected number of iterations
+        of the run."""
         return IterationRunner(
             self.config,
             self.make_rollouts(module),
@@ -122,7 +127,8 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def next_iteration(self, module: VapoModule) -> Iteration:
-        """Run the next iteration's stages up to its minibatches, and hold it as `iteration`."""
+        """Run the stages of the next iteration, and return it with its minibatches. `iteration`
+        holds it."""
         self._iteration = None  # one iteration's rollouts are in memory at a time
         self._iteration = self.runner.run(module.start)
         return self._iteration
@@ -130,17 +136,17 @@ class RolloutDataModule(L.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Minibatch, device: torch.device, dataloader_idx: int
     ) -> Minibatch:
-        """Leave the minibatch where it is: `training_step` moves one micro-batch at a time."""
+        """Return the minibatch unmoved, because `training_step` moves one micro-batch at a time."""
         return batch
 
     def on_exception(self, exception: BaseException) -> None:
-        """Stop sampling ahead, so that no thread outlives the run. Lightning calls this for every
-        exception, Ctrl-C included."""
+        """Stop sampling ahead, so that no sampling thread outlives the run. Lightning calls this
+        for every exception, Ctrl-C included."""
         if self._source is not None:
             self._source.cancel()
 
     def close(self) -> None:
-        """Stop sampling ahead, and close the engine."""
+        """Stop sampling ahead, and close the sampling engine."""
         if self._source is not None:
             self._source.cancel()
             self._source.collection.player.sampler.close()
@@ -148,7 +154,8 @@ class RolloutDataModule(L.LightningDataModule):
 
 @dataclass(frozen=True)
 class IterationLoader:
-    """What Lightning iterates over: each epoch runs the stages, then yields the minibatches.
+    """The loader that Lightning iterates over: each epoch runs an iteration's stages and yields its
+    minibatches.
 
     Lightning creates one more iterator than it uses. The stages run when the first minibatch is
     requested, which is after the epoch has begun.
@@ -158,7 +165,7 @@ class IterationLoader:
     module: VapoModule
 
     def __len__(self) -> int:
-        """Return the number of steps of the next iteration, which depends on the phase."""
+        """Return the number of minibatches of the next iteration, which depends on the phase."""
         return num_steps(self.datamodule.config, self.module.phase)
 
     def __iter__(self) -> Iterator[Minibatch]:
@@ -166,10 +173,10 @@ class IterationLoader:
 
 
 class WeightSync(Callback):
-    """Sends the policy's weights to the engine at the end of an iteration, its last stage.
+    """Sends the policy's weights to the sampling engine at the end of each iteration.
 
     It must come before every callback that uses the engine, and after `ValuePretraining`, which
-    ends the phase.
+    changes the phase.
     """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -179,7 +186,7 @@ class WeightSync(Callback):
 
 @dataclass(eq=False)
 class StopAtSafePoints(Callback):
-    """Ends the run after a minibatch if any process was asked to stop, on all processes alike.
+    """Ends the run after a minibatch, on all processes at once, if any process was asked to stop.
 
     Between an iteration's stages the runner does the same by its `safe_point`. `peers` watches the
     other processes from the start of the run to its end.
@@ -207,7 +214,8 @@ class StopAtSafePoints(Callback):
 
 
 def actor_access(module: VapoModule) -> ActorAccess:
-    """Return what a sampling engine may read and compute with the module's actor."""
+    """Return the functions by which a sampling engine reads the actor's weights and computes
+    log-probs."""
 
     def logprobs(inputs: TokenInputs) -> Tensor:
         with module.trainer.precision_plugin.forward_context():
@@ -224,7 +232,7 @@ def actor_access(module: VapoModule) -> ActorAccess:
 
 
 def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the actor's full weights by name.
+    """Yield the name and the tensor of each of the actor's weights, unsharded and with LoRA merged.
 
     Nothing is read before the first weight is asked for, so a module without an actor may be passed
     where no weights are sent.

@@ -1,5 +1,5 @@
-"""Skips updates whose numbers are not finite, counts them, ends a run that has too many in a row,
-and finds the rollouts that have such numbers."""
+"""Skips and counts updates whose loss or gradient is not finite, ends a run that has too many of
+them in a row, and saves the rollouts that have numbers which are not finite."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 def finite_over_ranks(norm: Tensor, loss: Tensor) -> tuple[float, bool]:
     """Return the gradient norm, and whether the norm and the loss are finite on every rank.
 
-    All ranks get the same answer, so that all of them step or none does. The answer is reduced as a
-    flag, because the maximum over nans differs between backends. Both results are copied from the
-    device in one transfer.
+    All ranks get the same flag, so that all of them step or none does. The flag is reduced over
+    ranks, and not the norm, because the maximum over nans differs between backends. Both results
+    are copied from the device in one transfer.
     """
     is_bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
     is_bad = max_over_ranks(is_bad.to(norm.dtype))
@@ -49,7 +49,11 @@ def finite_over_ranks(norm: Tensor, loss: Tensor) -> tuple[float, bool]:
 
 @dataclass
 class Streak:
-    """Updates of one network skipped in a row."""
+    """A count of one network's updates that were skipped in a row.
+
+    `since` is the place of the first of them in the run, such as "iteration 3, step 12", and
+    `reason` says why it was skipped.
+    """
 
     count: int
     since: str
@@ -81,14 +85,19 @@ class Faults:
         self.streaks = {network: Streak(**streak) for network, streak in state.items()}
 
     def stepped(self, network: str) -> None:
-        """End the network's streak of skipped updates, because an update was made."""
+        """End the network's streak of skipped updates, because one was made. Note it if several
+        were skipped."""
         if (streak := self.streaks.pop(network, None)) and streak.count > 1:
             self.note(f"{network}: updates resumed, after {streak.count} skipped in a row")
 
     def skipped(self, network: str, place: str, reason: str) -> None:
-        """Count a skipped update of the network. The first of a streak is shown in one line.
+        """Count a skipped update of the network, and note the first of a streak on the console.
 
-        Raises: StoppedRun: `max_bad_updates` updates in a row were skipped.
+        Args:
+            place: where in the run the update was due, such as "iteration 3, step 12".
+            reason: which numbers were not finite.
+
+        Raises: StoppedRun: `max_bad_updates` updates of the network in a row were skipped.
         """
         for counts in (self._counted, self.totals):
             counts[f"{network}_updates_skipped"] += 1
@@ -108,14 +117,16 @@ class Faults:
             )
 
     def left_out(self, number: int, place: str, reason: str, *, num_failed: int = 0) -> None:
-        """Count the rollouts that an iteration has left out.
+        """Count the rollouts of an iteration that are not trained on.
 
-        The first of several such iterations in a row is shown in one line.
+        If several iterations in a row leave rollouts out, the first is noted on the console.
 
         Args:
-            number: how many rollouts were left out.
-            num_failed: how many of these were left out because an environment failed, and not for
-                a number that is not finite.
+            number: how many rollouts were left out; may be 0.
+            place: the iteration, as the note names it.
+            reason: why they were left out.
+            num_failed: how many of these were left out because an environment failed, and not
+                because a number was not finite.
         """
         self._counted["rollouts_left_out"] += number
         self.totals["rollouts_left_out"] += number - num_failed
@@ -126,8 +137,8 @@ class Faults:
         self._leaves_out = number > 0
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the counts since the last call as metrics, and reset them. It is called once per
-        iteration."""
+        """Return the counts since the last call as `faults/...` metrics, and reset the counts. It
+        is called once per iteration."""
         self.latest_skipped = [n for n in self.streaks if self._counted[f"{n}_updates_skipped"]]
         keys = (*(f"{network}_updates_skipped" for network in NETWORKS), "rollouts_left_out")
         counted, self._counted = self._counted, Counter()
@@ -143,12 +154,17 @@ def inspect_minibatch(
     records: BadRollouts,
     place: str,
 ) -> str:
-    """Save the rollouts with numbers that are not finite, and describe which numbers those are.
+    """Save the rollouts of a minibatch that have numbers which are not finite; return a text that
+    names the numbers.
 
-    `forward` repeats the network's forward pass of a micro-batch, with unchanged weights. It is a
-    collective, so every rank must call this. If every single number is finite and only the loss or
-    the gradient norm is not, a few rollouts are saved as examples, and `sums`, a text that names
-    these two, is returned.
+    If every single number is finite and only the loss or the gradient norm is not, a few rollouts
+    are saved as examples, and `sums` is returned. Every rank must call this.
+
+    Args:
+        forward: repeats the network's forward pass of a micro-batch, with unchanged weights.
+        sums: a text with the loss and the gradient norm.
+        records: saves the rollouts.
+        place: the network and the step, which are saved with each rollout.
     """
     bad: dict[str, int] = {}
     suspects: list[tuple[Rollout, dict[str, Any]]] = []

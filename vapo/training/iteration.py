@@ -45,10 +45,12 @@ class IterationRunner:
     """Runs the stages of an iteration; every rank runs the same ones.
 
     Args:
+        rollouts: the source of the rollouts: an engine that samples them, or a file.
+        networks: actor and critic (a `VapoModule`).
         total: the expected number of iterations of the whole run.
         observers: called between stages, in this order.
         trained: the networks that minibatches may train; the others stay as they are.
-        safe_point: called between stages; may raise, to stop the run.
+        safe_point: called between stages. It raises an exception to stop the run.
     """
 
     config: FitConfig
@@ -66,7 +68,11 @@ class IterationRunner:
         self.player = None if self.source is None else self.source.collection.player
 
     def run(self, start: IterationStart) -> Iteration:
-        """Run the stages up to the minibatches. Training steps follow, and then `sync`."""
+        """Run the iteration's stages from sampling to cutting minibatches; return its minibatches
+        and metrics.
+
+        Training on the minibatches and `sync` follow, by the caller.
+        """
         to_come = [n for n in evaluated_iterations(self.config) if n > start.policy_iterations]
         is_policy = start.phase is Phase.POLICY_OPTIMIZATION
         self.progress.iteration(
@@ -110,7 +116,10 @@ class IterationRunner:
             self.player.sampler.sleep()
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
-        """Add the networks' log-probs and values, and entropies where a page shows them."""
+        """Return the batch with the networks' log-probs and values added.
+
+        Entropies are added in iterations that write a value page.
+        """
         every_n = self.config.value_pages.every_n_iterations
         with_entropy = is_due(self.config, start, every_n, ends_phase=False)
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
@@ -121,7 +130,8 @@ class IterationRunner:
         return evaluated
 
     def check(self, batch: EvaluatedBatch, start: IterationStart) -> CheckedBatch:
-        """Remove the rollouts that have numbers which are not finite, and count them."""
+        """Leave out the rollouts that have numbers which are not finite, and count them in
+        `faults`."""
         place = f"iteration {start.number}"
         checked = check_batch(
             batch,
@@ -136,7 +146,10 @@ class IterationRunner:
         return checked
 
     def estimate_and_correct(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
-        """Add advantages, value targets, and the correction of the engine's mismatch."""
+        """Return the batch with advantages and value targets, corrected for engine mismatch.
+
+        Engine mismatch is the difference between the sampling engine's log-probs and the trainer's.
+        """
         with self.progress.stage("advantages"):
             estimated = estimate_advantages(batch, start.phase, self.config, self.networks.baseline)
             check_value_targets(estimated, self.config.critic)
@@ -145,9 +158,13 @@ class IterationRunner:
     def mask_and_measure(
         self, batch: TrainingBatch, start: IterationStart
     ) -> tuple[TrainingBatch, dict[str, float]]:
-        """Mask the tokens that the spread of several critics takes from the policy's losses.
+        """Compute the iteration's metrics. If there are several critics, mask tokens by the spread
+        of their values.
 
-        Returns: the masked batch, and the iteration's metrics, which are computed before masking.
+        Tokens are masked out of the policy's losses by `agreement_mask_share` and
+        `disagreement_mask_share`.
+
+        Returns: the masked batch, and the metrics, which are computed before masking.
         """
         algorithm = self.config.algorithm
         metrics = iteration_metrics(batch, resolve(self.config))
@@ -166,10 +183,10 @@ class IterationRunner:
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
     ) -> list[Minibatch]:
-        """Shuffle the batch anew for each pass, and split it into minibatches.
+        """Shuffle the batch for each pass over it, and return the minibatches of all passes.
 
-        A `fault` is the reason why nothing in the batch may be trained on. Each minibatch then has
-        it.
+        A `fault` is the reason why nothing in the batch may be trained on. It is set on each
+        minibatch. It is None if the batch may be trained on.
         """
         minibatches: list[Minibatch] = []
         for index, part in enumerate(passes(self.config, start.phase)):
@@ -186,11 +203,11 @@ class IterationRunner:
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 
     def sync(self, next_phase: Phase, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Send the policy's weights to the engine, if the next iteration is of the policy phase.
+        """Send the policy's weights to the engine if the next iteration is of the policy phase.
 
-        During value pretraining the weights do not change, so none are sent. If the config says so,
-        this first waits for the rollouts that are sampled ahead. So it must come before everything
-        else that uses the engine. Every rank must call this.
+        During value pretraining the weights do not change, so none are sent. This must come before
+        everything else that uses the engine, because rollouts that are being sampled ahead are
+        first waited for where the config says so. Every rank must call this.
         """
         if self.source is None or self.player is None:
             return
@@ -202,7 +219,12 @@ class IterationRunner:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration trains on, and its rollouts as they were before its update."""
+    """One iteration: its minibatches and metrics, and its rollout batch as it was before the
+    update.
+
+    `checked` is the batch after rollouts with numbers that are not finite were left out. `batch`
+    has advantages and value targets.
+    """
 
     start: IterationStart
     minibatches: list[Minibatch]
@@ -224,11 +246,12 @@ class Iteration:
 def is_due(
     config: FitConfig, start: IterationStart, every_n: int | None, *, ends_phase: bool
 ) -> bool:
-    """Whether an iteration is the first, the last or an n-th of its phase.
+    """Whether what happens every `every_n` iterations of a phase, and after its first and last, is
+    due.
 
     Args:
-        every_n: n. With None no iteration is due.
-        ends_phase: whether the iteration has ended value pretraining, which is known only after it.
+        every_n: None: it never happens.
+        ends_phase: whether the iteration ends value pretraining. This is known only after it.
     """
     if start.phase is Phase.POLICY_OPTIMIZATION:
         number = start.policy_iterations + 1
@@ -239,7 +262,8 @@ def is_due(
 
 
 class Networks(Protocol):
-    """What the stages need from actor and critic."""
+    """The methods and attributes of actor and critic that an iteration's stages use (see
+    `VapoModule`)."""
 
     pad_id: int
     faults: Faults
@@ -247,46 +271,51 @@ class Networks(Protocol):
     microbatching: MicrobatchChoice
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
-        """Choose by the free memory what the config leaves open. Later calls choose nothing.
+        """Choose the micro-batch settings that the config leaves to the free memory, in the first
+        call alone.
 
-        Returns: a line that says the choice; None: nothing was chosen.
+        Returns: a line that describes the choice, or None if nothing was chosen.
         """
 
     @property
     def layout(self) -> Layout:
-        """The layout of the inputs of actor and critic."""
+        """The layout of the networks' inputs: padded rows or one packed row."""
 
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """Add the log-probs and values that the phase needs to a batch."""
+        """Return the batch with the log-probs and values that the phase needs."""
 
 
 class Rollouts(Protocol):
-    """Where the rollouts come from: a run's `RolloutSource`, or a file alone."""
+    """A source of rollout batches: a `RolloutSource`, which samples them, or a file that stores
+    them."""
 
     def next_batch(
         self, start: IterationStart, *, last: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """Return the iteration's rollouts, and the metrics of sampling.
+        """Return the iteration's rollouts, and the metrics of sampling them.
 
         `last` is the index of the run's last iteration, beyond which nothing is sampled ahead.
         """
 
 
 class Observer:
-    """Looks on between the stages of each iteration. Every rank must call its methods, which return
-    metrics of the iteration."""
+    """Base of what looks at the rollout batch between an iteration's stages, and changes nothing in
+    it.
+
+    Each method returns metrics that are added to the iteration's. Every rank must call the methods.
+    """
 
     def sampled(
         self, batch: RolloutBatch, start: IterationStart, player: RolloutRunner | None
     ) -> dict[str, float]:
-        """Look at rollouts that have no values yet.
+        """Look at sampled rollouts, which have no values yet; return metrics.
 
         `player` can still sample with the engine. It is None if the run has no engine.
         """
         return {}
 
     def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
-        """Look at rollouts that have their values, before any is left out."""
+        """Look at rollouts that have values, before any are left out; return metrics."""
         return {}

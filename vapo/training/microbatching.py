@@ -2,8 +2,8 @@
 
 Neither changes a gradient, so the config may leave both to the machine (`auto`). Forward passes of
 a few responses show how many bytes autograd keeps for each token. A choice is made only where the
-networks are whole on one GPU and nothing samples in the same memory meanwhile. All other runs stay
-as `first_microbatching` begins them.
+networks are whole on one GPU and nothing samples in the same memory meanwhile. All other runs keep
+what `first_microbatching` returns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPARE_BYTES = 3 * GIB  # stay free as well, for a chunk of logits and their gra
 
 
 class Microbatching(NamedTuple):
-    """The token budget of a micro-batch, and the networks that recompute their activations."""
+    """The token budget of a micro-batch, and the names of the networks that recompute activations."""
 
     tokens: int
     recomputing: tuple[str, ...]
@@ -57,9 +57,9 @@ class KeptBytes:
     layer_per_token: float
 
     def at(self, tokens: int, *, recomputes: bool) -> float:
-        """Return the most bytes at any time of a micro-batch of `tokens`.
+        """Return the peak bytes of an update of one micro-batch of `tokens` tokens.
 
-        The gradient of a layer's activations is as large as the activations.
+        The gradient of a layer's activations is counted as as large as the activations.
         """
         layers = self.layer_per_token * tokens
         if recomputes:
@@ -75,10 +75,11 @@ def choose_microbatching(
     recomputes: Mapping[str, bool | None],
     saved: Microbatching | None = None,
 ) -> Microbatching:
-    """Choose the largest micro-batches that fit, and the networks that have to recompute for them.
+    """Return the largest micro-batch size that fits, and the networks that must recompute
+    activations for it.
 
-    A network recomputes only where it has no room for micro-batches of 16,384 tokens, or of the
-    config's size, without that.
+    A network recomputes only if without that it has no room for micro-batches of 16,384 tokens, or
+    of the size that the config sets.
 
     Args:
         network_bytes: what each trained network keeps for its backward pass.
@@ -86,7 +87,8 @@ def choose_microbatching(
         tokens: the size of a micro-batch that the config sets; None: it is to be chosen.
         recomputes: whether each network recomputes, if the config sets it; None: it is to be
             chosen.
-        saved: an earlier session's choice, which stays while it fits and the config allows it.
+        saved: the choice of an earlier session of the run. It is returned if it fits and the config
+            allows it.
     """
 
     def fits(size: int, recomputing: tuple[str, ...]) -> bool:
@@ -113,7 +115,7 @@ def choose_microbatching(
 
 
 def recomputation_options(config: FitConfig) -> dict[str, bool | Literal["auto"]]:
-    """Map each network's name to what the config says of its recomputation."""
+    """Return each network's `gradient_checkpointing` option: True, False or "auto"."""
     return {
         "actor": config.actor.gradient_checkpointing,
         "critic": config.critic.gradient_checkpointing,
@@ -121,19 +123,26 @@ def recomputation_options(config: FitConfig) -> dict[str, bool | Literal["auto"]
 
 
 def first_microbatching(config: FitConfig) -> Microbatching:
-    """Return what a run begins with: `auto` recomputes, in micro-batches of 16,384 tokens."""
+    """Return the micro-batching before anything is measured.
+
+    For `auto` options it is 16,384 tokens and recomputation.
+    """
     options = recomputation_options(config)
     names = tuple(name for name, recomputes in options.items() if recomputes)
     return Microbatching(config.training.first_microbatch_tokens, names)
 
 
 def has_auto(config: FitConfig) -> bool:
-    """Whether the config leaves a size or a recomputation to be chosen by the free memory."""
+    """Whether the config leaves the micro-batch size or a network's recomputation to the free
+    memory."""
     return "auto" in (config.training.microbatch_tokens, *recomputation_options(config).values())
 
 
 def may_choose(config: FitConfig, device: torch.device, *, num_processes: int) -> bool:
-    """Whether the networks are whole on one GPU, in which nothing samples while they train."""
+    """Whether micro-batching can be chosen by the free memory of the device.
+
+    It can if the networks are whole on one GPU and nothing samples in its memory while they train.
+    """
     is_elsewhere = isinstance(config.rollouts, VllmServerEngine)
     samples_beside = config.training.max_staleness > 0 and not is_elsewhere
     is_whole = num_processes == 1 and config.trainer.strategy != "fsdp"
@@ -141,19 +150,19 @@ def may_choose(config: FitConfig, device: torch.device, *, num_processes: int) -
 
 
 def free_bytes(device: torch.device) -> tuple[float, float]:
-    """Return the bytes that this process could still allocate on the GPU, and all that it has."""
+    """Return the bytes that this process could still allocate on the GPU, and the GPU's total
+    bytes."""
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(free + cached), float(total)
 
 
 class MicrobatchChoice:
-    """The size of a run's micro-batches, and the networks that recompute.
+    """The micro-batch size of a run (`tokens`), and the networks that recompute (`recomputing`).
 
-    A run begins with `first_microbatching`. What the config leaves open is chosen once, when the
-    first rollouts are there. A resumed run keeps its earlier choice while that fits.
-
-    `is_open` says whether something is still to be chosen.
+    A run begins with `first_microbatching`. What the config leaves open is chosen once, after the
+    first rollouts are sampled. A resumed run keeps its earlier choice while that fits. `is_open`
+    says whether something is still to be chosen.
     """
 
     def __init__(self, config: FitConfig) -> None:
@@ -169,9 +178,10 @@ class MicrobatchChoice:
             self._saved = Microbatching(int(state["tokens"]), tuple(state["recomputing"]))
 
     def choose(self, batch: RolloutBatch, measured: Measurement) -> str | None:
-        """Choose, once, what the config leaves open.
+        """Choose what the config leaves open. It is called once.
 
-        Returns: a line that says the choice, or None if the run goes on as it began.
+        Returns: a line that describes the choice, or None if nothing could be chosen and the run
+        keeps its first micro-batching.
         """
         self.is_open = False
         if not may_choose(measured.config, measured.device, num_processes=world_size()):
@@ -183,13 +193,13 @@ class MicrobatchChoice:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Measures the memory of a run's networks, and chooses by it.
+    """Measures the memory that a run's networks need, and chooses the micro-batching by it.
 
     Args:
         networks: the networks that the run trains on tokens, by name.
         layout: the layout of their micro-batches.
         pad_id: the token that fills padded rows.
-        device: the GPU on which they are.
+        device: the GPU that holds the networks.
     """
 
     config: FitConfig
@@ -199,7 +209,8 @@ class Measurement:
     device: torch.device
 
     def chosen(self, batch: RolloutBatch, saved: Microbatching | None) -> tuple[Microbatching, str]:
-        """Choose, and put the choice into effect. Returns: the choice, and a line that says it."""
+        """Choose the micro-batching and apply it to the networks; return it and a line that
+        describes it."""
         free, total = free_bytes(self.device)
         spare = _SPARE_BYTES + _SPARE_SHARE * total
         room = {name: free - spare - gradients(net) for name, net in self.networks.items()}
@@ -228,8 +239,8 @@ class Measurement:
         return choice, describe_choice(choice, network_bytes, free)
 
     def kept_bytes(self, name: str, batch: RolloutBatch) -> KeptBytes:
-        """Measure a network by forward passes of the longest responses, once with recomputation
-        and once without. Where there is no room for these, the shortest are measured.
+        """Return the bytes that a network's update keeps, measured by forward passes of the batch's
+        longest responses. If these do not fit into memory, the shortest are measured.
 
         Raises: torch.OutOfMemoryError: there is no room for the shortest either.
         """
@@ -242,11 +253,12 @@ class Measurement:
     def _kept_bytes_of(
         self, name: str, batch: RolloutBatch, order: list[int], first_length: int
     ) -> KeptBytes:
-        """Measure a network by two forward passes of different sizes, which tell the bytes of a
-        token from the fixed ones.
+        """Return the bytes that a network's update keeps, measured with recomputation and without.
+
+        Two forward passes of different sizes tell the bytes of each token from the fixed ones.
 
         Args:
-            order: rows of the batch, of which the first are used.
+            order: rows of the batch; as many of the first ones as the passes need are used.
             first_length: the number of tokens of the first row, prompt included.
         """
         network = self.networks[name]
@@ -271,7 +283,10 @@ class Measurement:
         return KeptBytes(fixed, per_token, fixed_recomputing, per_token_recomputing, layer)
 
     def forward(self, name: str, inputs: TokenInputs) -> Tensor:
-        """Return the actor's log-probs, or the critic's values (the first critic's of several)."""
+        """Return the actor's log-probs or the critic's values, as tensors that autograd tracks.
+
+        Of several critics the first computes the values.
+        """
         network = first_of(self.networks[name])
         if isinstance(network, Actor):
             logprobs: Tensor = network(inputs, temperature=1.0).logprobs
@@ -283,19 +298,20 @@ class Measurement:
 def first_of(network: Actor | Critic) -> Actor | Critic:
     """Return the network itself, or the first of several critics.
 
-    Each of several critics has micro-batches of its own, so one of them is measured.
+    Several critics train one after the other, each on micro-batches of its own, so one is measured.
     """
     return network if isinstance(network, Actor) else members_of(network)[0]
 
 
 def gradients(network: nn.Module) -> float:
-    """Return the bytes of the gradients that a network's update will make."""
+    """Return the bytes of the gradients that are not yet allocated and that an update will
+    allocate."""
     trained = (p for p in network.parameters() if p.requires_grad and p.grad is None)
     return float(sum(p.numel() * p.element_size() for p in trained))
 
 
 def set_recomputation(network: Actor | Critic, name: str, recomputes: bool) -> None:
-    """Let a network recompute its activations in the backward pass, or keep them."""
+    """Switch on or off that a network recomputes its activations in the backward pass."""
     parts = [network] if isinstance(network, Actor) else members_of(network)
     for part in parts:
         if recomputes:
@@ -305,7 +321,7 @@ def set_recomputation(network: Actor | Critic, name: str, recomputes: bool) -> N
 
 
 def bytes_kept(forward: Callable[[], Tensor], device: torch.device) -> float:
-    """Return the bytes that a forward pass leaves in memory, its output among them."""
+    """Return the bytes of GPU memory that a forward pass holds until its output is deleted."""
     previous_bytes = allocated_bytes(device)
     output = forward()
     after = allocated_bytes(device)
@@ -314,14 +330,17 @@ def bytes_kept(forward: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def allocated_bytes(device: torch.device) -> float:
-    """Return the bytes of all tensors on the GPU."""
+    """Return the bytes of all tensors on the GPU. (Blocks that torch caches are not counted.)"""
     return float(torch.cuda.memory_allocated(device))
 
 
 def describe_choice(
     choice: Microbatching, network_bytes: Mapping[str, KeptBytes], free: float
 ) -> str:
-    """Say in one line what was chosen, and by which figures, or that nothing was measured."""
+    """Return one line that describes the choice and the measured bytes per token.
+
+    `network_bytes` is empty if nothing could be measured, and the line says so. `free` is in bytes.
+    """
     parts = [] if network_bytes else ["there was no room to measure what the networks keep"]
     for name, bytes_of in network_bytes.items():
         recomputes = name in choice.recomputing

@@ -31,18 +31,19 @@ NETWORKS = ("actor", "critic")
 
 
 class Pass(NamedTuple):
-    """One pass over the rollout batch: the networks that it trains, and its optimizer steps."""
+    """One pass over the rollout batch: the networks that it trains, and its number of minibatches."""
 
     networks: tuple[str, ...]
     num_minibatches: int
 
 
 def passes(config: FitConfig, phase: Phase) -> list[Pass]:
-    """Return the passes of an iteration in this phase, in their order.
+    """Return the passes over the rollout batch of an iteration in this phase, in their order.
 
-    The critic makes `critic.epochs` passes, on the value targets from before its first one. Actor
-    and critic share the first pass if their minibatches are equally large. Every other pass trains
-    one network. At the defaults there is one pass, which trains all that the phase trains.
+    The critic makes `critic.epochs` passes, all on the value targets from before its first one.
+    Actor and critic share the first pass if their minibatches are equally large. Every other pass
+    trains one network. At the defaults there is one pass, which trains every network that the phase
+    trains.
 
     Source: SAO (2 critic epochs to one of the actor); EasyPPO (4 minibatches of the critic to one
     of the actor).
@@ -70,19 +71,22 @@ def num_minibatches(config: FitConfig, network: str) -> int:
 
 
 def num_steps(config: FitConfig, phase: Phase) -> int:
-    """Return the number of minibatches in an iteration of the phase, over all its passes."""
+    """Return the number of minibatches, over all passes, of an iteration in the phase."""
     return sum(part.num_minibatches for part in passes(config, phase))
 
 
 def common_minibatches(config: FitConfig) -> int:
-    """Return the least number of minibatches such that every batch which splits evenly into it
-    also splits evenly into the minibatches of either network."""
+    """Return the least common multiple of the passes' numbers of minibatches.
+
+    A batch that splits evenly into this number also splits evenly into the minibatches of each
+    network.
+    """
     return math.lcm(*(part.num_minibatches for part in passes(config, Phase.POLICY_OPTIMIZATION)))
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Rows of one forward and backward: the network's inputs, and all columns of the rows."""
+    """The rows of one forward and backward pass: the network's inputs, and all columns of the rows."""
 
     inputs: TokenInputs
     rows: TrainingBatch
@@ -93,8 +97,11 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Micro-batches that are cut from the rollout batch while it is iterated over, so that memory
-    holds no second copy of the batch."""
+    """An iterable of micro-batches. Each is cut from the rollout batch when it is iterated over, so
+    that memory holds no second copy of the batch.
+
+    `chunks` has the row numbers of each micro-batch, and `cut` makes a micro-batch of row numbers.
+    """
 
     chunks: list[list[int]]
     cut: Callable[[list[int]], Microbatch]
@@ -115,11 +122,12 @@ def cut_microbatches(
     pad_id: int,
     layout: Layout,
 ) -> Microbatches:
-    """Cut rows of a batch into micro-batches, by the lengths of the network's own inputs.
+    """Cut rows of a batch into micro-batches of at most `max_tokens` tokens of one network's
+    inputs.
 
-    A privileged prompt of the critic therefore does not change the policy's micro-batches. With
-    several critics each has micro-batches of its own. A critic without a loss on these rows has
-    none, because Adam would move it even with a gradient of 0.
+    With `for_critic` the critic's prompts count, which may be longer than the policy's. If there
+    are several critics, each micro-batch has rows of one critic. A critic without a loss on its
+    rows gets no micro-batch, because Adam would move it even with a gradient of 0.
     """
 
     def microbatch(rows: list[int]) -> Microbatch:
@@ -143,17 +151,17 @@ def cut_microbatches(
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimizer step. The numbers count all micro-batches of all ranks.
+    """What one optimizer step trains on. The counts are of all micro-batches of all ranks.
 
     Attributes:
         num_tokens, num_responses: the tokens with loss, and the responses that have some.
         num_positive_tokens: the tokens with loss in correct responses.
-        num_policy_tokens, num_policy_responses: the same as the first two, without the tokens that
-            carry no policy loss.
+        num_policy_tokens, num_policy_responses: the tokens with policy loss, and the responses that
+            have some.
         num_advantage_tokens: the policy tokens whose advantage and importance weight are not 0. The
             policy loss of the others is 0, whatever the policy is.
         num_value_tokens: the tokens with value loss.
-        num_value_draws: the returns of which the targets of these tokens are means.
+        num_value_draws: the number of returns that the targets of these tokens are means of.
         num_entropy_tokens: the tokens with the entropy bonus.
         networks: the networks that this step trains.
         critic_microbatches: micro-batches with the critic's prompts, each for one critic if there
@@ -177,16 +185,15 @@ class Minibatch:
     fault: str | None = None
 
     def of(self, network: str) -> Microbatches:
-        """Return the micro-batches of `actor` or `critic`."""
+        """Return the micro-batches that the network, `actor` or `critic`, is trained on."""
         if network == "critic" and self.critic_microbatches is not None:
             return self.critic_microbatches
         return self.microbatches
 
     def denominator(self, reduction: LossReduction, *, of_policy: bool = False) -> int:
-        """Return what `losses.aggregate` divides a loss of this minibatch by.
+        """Return the number that `losses.aggregate` divides a loss of this minibatch by.
 
-        The loss is over the tokens of `loss_mask`, or with `of_policy` over those of
-        `policy_mask`.
+        Tokens and responses are counted by `loss_mask`, or by `policy_mask` if `of_policy`.
         """
         num_tokens, num_responses = self.num_tokens, self.num_responses
         if of_policy:
@@ -206,13 +213,13 @@ def make_minibatches(
     seed: int,
     networks: tuple[str, ...] = NETWORKS,
 ) -> list[Minibatch]:
-    """Shuffle a rank's rollouts and split them into optimizer steps, each row used once.
+    """Shuffle a rank's rollouts and split them into minibatches; each row is used once.
 
-    Rows without loss are spread evenly over the minibatches (`spread_rows`). Every rank must
-    call this.
+    Rows without loss are spread evenly over the minibatches (`spread_rows`). Every rank must call
+    this.
 
     Args:
-        num_minibatches: the number of optimizer steps. It must divide the rank's rollouts.
+        num_minibatches: the number of minibatches. It must divide the rank's number of rollouts.
         max_tokens: the token budget of a micro-batch. In the padded layout padding counts, too.
         layout: the layout of micro-batches, which both networks must support.
         seed: the seed of the permutation.
@@ -248,10 +255,11 @@ def make_minibatches(
 
 
 def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
-    """Return for each row a number that says which losses it lacks; 0: it has all.
+    """Return for each row a number that says which losses have no token in it; 0: every loss has
+    some.
 
     The number is a sum: 1 for the surrogate, 2 for the critic's loss, 4 for the policy's other
-    losses. A row that lacks the last lacks the surrogate, too.
+    losses. A row without the policy's other losses has no surrogate loss either.
     """
     masks = (batch.policy_mask, batch.value_mask, batch.loss_mask)
     return torch.stack([~mask.any(dim=1) * 2**i for i, mask in enumerate(masks)]).sum(dim=0)
@@ -260,18 +268,18 @@ def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
 def spread_rows(
     order: Sequence[int], lacks: Sequence[int], *, num_minibatches: int, first: int = 0
 ) -> list[list[int]]:
-    """Deal rows to equally large minibatches, so that rows which lack a loss are spread evenly.
+    """Split rows into equally large minibatches, so that rows which lack a loss are spread evenly.
 
     If no row lacks a loss, minibatch m is the m-th part of `order`. Otherwise, for each k, the
-    minibatches' counts of rows with `lacks` at most k differ by at most 1. So fillers and filtered
-    responses do not leave one minibatch with next to no loss. Within a minibatch rows keep their
-    order, so that a row which lacks the policy's loss alone changes no sum of the critic's.
+    minibatches' counts of rows with `lacks` at most k differ by at most 1. Rows without loss
+    (filtered responses, rows that only fill up) therefore do not leave one minibatch with next to
+    no loss. Within a minibatch rows keep their order.
 
     Args:
         order: the rows, shuffled; `num_minibatches` divides their number.
         lacks: which losses each row lacks, as `losses_lacked` returns it; 0: none.
-        first: the minibatch at which dealing begins. Each rank begins where the one before it
-            ended, so that the numbers are even over all ranks, too.
+        first: the minibatch that gets the first row. Each rank begins where the rank before it
+            ended, so that the counts are even over all ranks, too.
 
     >>> spread_rows([3, 1, 0, 2], [0, 0, 0, 0], num_minibatches=2)
     [[3, 1], [0, 2]]
@@ -287,7 +295,8 @@ def spread_rows(
 
 
 def _counted(batch: TrainingBatch, rows: list[int]) -> dict[str, Any]:
-    """Count tokens, responses and returns over all ranks, as fields of a `Minibatch`."""
+    """Count the rows' tokens, responses and returns over all ranks; return `Minibatch`'s `num_`
+    fields."""
     policy_mask, value_mask = batch.policy_mask[rows], batch.value_mask[rows]
     tokens, policy_tokens = batch.loss_mask[rows].sum(dim=1), policy_mask.sum(dim=1)
     # a nan is one, too: it must show in the loss

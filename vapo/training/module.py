@@ -56,12 +56,12 @@ LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
 
 
 class VapoModule(L.LightningModule):
-    """Actor and critic with manual optimization.
+    """The run's LightningModule: actor and critic, whose optimizers it steps itself.
 
     `iteration` counts finished iterations, `policy_iterations` those of the policy phase, and
     `policy_steps` the actor's updates. These counts and the next iteration's phase are buffers, so
-    a checkpoint restores them before the first rollout. `start` has the counts with which the
-    iteration in training began. Networks and `layout` exist once Lightning has called
+    a checkpoint restores them before the first rollout. `start` has the counts from when the
+    iteration in training began. The networks and `layout` exist once Lightning has called
     `configure_model`.
     """
 
@@ -112,7 +112,7 @@ class VapoModule(L.LightningModule):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all iterations are done. A resumed run can begin so."""
+        """Whether all iterations are done. It may be true at once for a resumed run."""
         is_trained = int(self.policy_iterations) >= self.config.training.num_iterations
         return self.phase is Phase.POLICY_OPTIMIZATION and is_trained
 
@@ -133,7 +133,8 @@ class VapoModule(L.LightningModule):
         say_layout(packing, self.layout, models)
 
     def on_fit_start(self) -> None:
-        """Name the weights that the session begins with, and move the reference policy."""
+        """Record which weights the session begins with, and move the reference policy to the
+        device."""
         loads_weights = self.trainer.ckpt_path is None
         self.lineage.begin_session(self.config, self.device, loads_weights=loads_weights)
         if self.device_mesh is None:  # shards were filled in their place
@@ -154,7 +155,8 @@ class VapoModule(L.LightningModule):
         return {"actor": self.config.actor, **critic}
 
     def on_train_start(self) -> None:
-        """Give restored optimizers the options of this run's config, not the checkpoint's."""
+        """Set the options of restored optimizers to this run's config; the checkpoint's are
+        dropped."""
         for name, options in self._options.items():
             wrapper, scheduler = stepper(self, name)
             take_options(wrapper.optimizer, scheduler, options)
@@ -162,7 +164,11 @@ class VapoModule(L.LightningModule):
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
-        """See `Networks.choose_microbatching`."""
+        """Choose what the config leaves open of micro-batching, by the GPU's free memory; only
+        once.
+
+        Returns: a line that describes the choice, or None if nothing was chosen.
+        """
         if not self.microbatching.is_open:
             return None
         networks: dict[str, Actor | Critic] = {"actor": self.actor}
@@ -175,11 +181,12 @@ class VapoModule(L.LightningModule):
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """Add the values from before the update, and in the policy phase what the losses read.
+        """Return the batch with values, and in the policy phase with the log-probs that the losses
+        read.
 
         The reference policy's log-probs are added for a KL term. The old policy's are added if a
-        loss reads them (`reads_old_logprobs`), or if `with_entropy` asks for a value page's
-        entropies. What an estimator reads of the actor is added as well.
+        loss reads them (`reads_old_logprobs`) or if `with_entropy` asks for entropies. What an
+        advantage estimator reads of the actor, such as hidden states, is added as well.
         """
         wants_policy = phase is Phase.POLICY_OPTIMIZATION
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
@@ -218,7 +225,8 @@ class VapoModule(L.LightningModule):
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
     def _losses(self) -> dict[str, LossShare]:
-        """Return the loss of each network that the iteration trains, in the order of updates."""
+        """Return the loss function of each network that the iteration trains, in the order of
+        updates."""
         trains_actor = self.start.phase is Phase.POLICY_OPTIMIZATION
         losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
         if self.critic is not None:
@@ -228,8 +236,8 @@ class VapoModule(L.LightningModule):
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
         """Compute losses and update the minibatch's networks; return metrics over all ranks.
 
-        A network that has a loss on no token is not updated, because a step with gradient 0 would
-        move it by Adam's momentum and weight decay.
+        A network whose loss has no token is not updated, because a step with gradient 0 would move
+        it by Adam's momentum and weight decay.
         """
         totals = Totals()
         metrics: dict[str, float] = {}
@@ -251,14 +259,15 @@ class VapoModule(L.LightningModule):
         return self.minibatch_metrics[-1]
 
     def _ends_critic_passes(self) -> bool:
-        """Whether the iteration has none of the critic's minibatches left."""
+        """Whether the minibatch in training is the iteration's last one for the critic."""
         of_critic = [p for p in passes(self.config, self.start.phase) if "critic" in p.networks]
         return self.num_minibatches["critic"] == sum(p.num_minibatches for p in of_critic)
 
     def _accumulate(
         self, network: Actor | Critic, loss_share: LossShare, minibatch: Minibatch, totals: Totals
     ) -> Tensor:
-        """Accumulate a minibatch's gradient over micro-batches; return this rank's loss."""
+        """Add up a minibatch's gradient over micro-batches; return this rank's loss, or nan if
+        there is a fault."""
         if minibatch.fault is not None:
             return torch.tensor(torch.nan, device=self.device)
         total = torch.zeros((), device=self.device)
@@ -288,14 +297,14 @@ class VapoModule(L.LightningModule):
         return value_objective(output, micro.rows, minibatch, self.config, totals)
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
-        """Return the actor's log-probs and entropies, one row for each response."""
+        """Return the actor's log-probs and entropies of a micro-batch, each [b, T]."""
         inputs = micro.inputs.to(self.device)
         output = self.actor(inputs, temperature=self.config.rollouts.temperature)
         columns = {"logprobs": output.logprobs, "entropy": output.entropy}
         return {name: inputs.scatter(numbers) for name, numbers in columns.items()}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
-        """Return the critic's values, and a categorical head's logits, one row per response."""
+        """Return the critic's values [b, T] of a micro-batch, and the logits of a categorical head."""
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
         output = forward_of_rows(self.critic, inputs, micro.rows.critic_members)._asdict()
@@ -304,11 +313,14 @@ class VapoModule(L.LightningModule):
     def _update(
         self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool
     ) -> dict[str, float]:
-        """Clip and step one network, unless its loss or gradient norm is not finite.
+        """Clip the gradient of one network and step its optimizer; return its `grad_norm` and `lr`
+        metrics.
 
-        One minibatch is one `trainer.global_step`: Lightning counts every step of its optimizer
-        wrappers, so only one of the two networks steps through its wrapper (`counted`). Without
-        gradients a step changes nothing, so a minibatch that is skipped counts as well.
+        If the loss or the gradient norm is not finite, the update is skipped.
+
+        One minibatch must count as one `trainer.global_step`, and Lightning counts every step of
+        its optimizer wrappers. So only the network with `counted` steps through its wrapper. A
+        skipped minibatch is counted, too, by a step without gradients, which changes nothing.
         """
         wrapper, scheduler = stepper(self, name)
         optimizer = wrapper.optimizer
@@ -335,7 +347,7 @@ class VapoModule(L.LightningModule):
         return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
-        """Find out which numbers were not finite, and count the skipped update.
+        """Count a skipped update, with the numbers that were not finite as its reason.
 
         Raises: StoppedRun: too many updates in a row were skipped.
         """
@@ -353,7 +365,10 @@ class VapoModule(L.LightningModule):
         self.faults.skipped(name, place, reason)
 
     def on_train_epoch_end(self) -> None:
-        """Count the iteration. Runs after the callbacks and before the checkpoint is written."""
+        """Count the iteration, and stop the trainer after the last one.
+
+        Lightning calls this after the callbacks and before the checkpoint is written.
+        """
         self.iteration += 1
         self.policy_iterations += self.start.phase is Phase.POLICY_OPTIMIZATION
         if self.is_finished:
@@ -372,7 +387,7 @@ class VapoModule(L.LightningModule):
             number_parameters_as_module(self, self.trainer.optimizers, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state of the module's parts.
+        """Restore the state of the module's parts that are not networks (see `_WITH_STATE`).
 
         Raises: UserError: this run has `critic.ridge` and the checkpoint's had not, or the reverse.
         """

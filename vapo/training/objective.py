@@ -41,19 +41,19 @@ from vapo.types import TrainingBatch
 
 
 class Totals:
-    """Collects the metrics of one minibatch over its micro-batches."""
+    """Collects the metrics of one minibatch, as sums or maxima over its micro-batches."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.maxima: dict[str, Tensor] = {}
 
     def add(self, key: str, share: Tensor) -> None:
-        """Add a micro-batch's share of a metric, which is the sum of all shares."""
+        """Add a micro-batch's share to a metric that is the sum of all shares."""
         share = share.detach().double()
         self.sums[key] = self.sums[key] + share if key in self.sums else share
 
     def maximum(self, key: str, value: Tensor) -> None:
-        """Take a micro-batch's value into a metric that is the largest of all values."""
+        """Raise a metric to a micro-batch's value if that is larger."""
         value = value.detach().double()
         self.maxima[key] = torch.maximum(self.maxima[key], value) if key in self.maxima else value
 
@@ -73,12 +73,13 @@ def has_loss(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> bool:
-    """Whether `actor` or `critic` has a loss in the minibatch. All ranks get the same answer.
+    """Whether the loss of `actor` or `critic` has a token in the minibatch. All ranks get the same
+    answer.
 
-    The critic has no loss if every token is masked out. The actor has no loss if all its terms are
-    0 by construction: each token is masked out or has an advantage of exactly 0 (as where the
-    rewards of each group are equal), there is no correct response for the LM loss, and no KL term
-    or entropy bonus. A minibatch with a `fault` counts as one with a loss.
+    The critic has no loss if every token is masked out. The actor has none if all its terms are 0
+    by construction: each token is masked out or has an advantage of exactly 0 (as where the rewards
+    of each group are equal), there is no correct response for the LM loss, and no KL term or
+    entropy bonus. If the minibatch has a `fault`, the answer is True.
     """
     if minibatch.fault is not None:
         return True
@@ -102,10 +103,11 @@ def policy_objective(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """Return these rows' share of the actor's loss, L_PPO + mu * L_NLL (+ KL - entropy bonus).
+    """Return the micro-batch's share of the actor's loss, L_PPO + mu * L_NLL (+ KL - entropy
+    bonus).
 
-    Importance weights and the policy mask (`vapo.advantages.mismatch_correction`) are applied to
-    L_PPO alone.
+    The loss' terms and statistics are added to `totals`. Importance weights and the policy mask
+    (`vapo.advantages.mismatch_correction`) are applied to L_PPO alone.
     """
     hp, mask = hyperparameters, rows.loss_mask
     advantages = rows.advantages
@@ -158,12 +160,12 @@ def before_update(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
-    """Return the log-probs to which those of the update are compared.
+    """Return the log-probs of the policy before the update, to which `logprobs` are compared.
 
-    They are the old policy's where a forward pass has computed these. Otherwise they are those of
-    the policy that the surrogate divides by. If that is the old policy, the iteration has a single
-    optimizer step, and the old policy is the one that this step differentiates. If the surrogate
-    divides by another policy, or by none, they are the rollouts'.
+    If `old_logprobs` were computed, these are returned. If not, and the surrogate divides by the
+    old policy, the iteration has a single optimizer step, so `logprobs` are the old policy's and
+    are returned without gradient. If the surrogate divides by another policy, or by none, the
+    engine's `rollout_logprobs` are returned.
     """
     if hyperparameters.reads_old_logprobs:
         assert rows.old_logprobs is not None, "the phase trains the policy"
@@ -182,8 +184,8 @@ def surrogate_losses(
 ) -> Float[Tensor, "b T"]:
     """Return the policy loss of each token, as `algorithm.surrogate` defines it.
 
-    The ratio of a whole response (GSPO) reads all its sampled tokens, those without loss included.
-    A row has them all, however the minibatch is cut.
+    The ratio of a whole response (GSPO) is computed from all its sampled tokens, those without loss
+    included. A row always has all tokens of its response.
     """
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
@@ -224,9 +226,11 @@ def add_ratio_statistics(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Add the KL to the policy before the update, the largest token ratio and shares of cut tokens.
+    """Add the KL to the policy before the update, the largest ratio and the shares of cut tokens to
+    `totals`.
 
-    The shares are of all tokens. With GSPO they are the means over responses of their shares.
+    The shares are of all tokens with loss. With GSPO they are the means over responses of each
+    response's share.
     """
     mask = rows.loss_mask
     share = mask.sum() / max(minibatch.num_tokens, 1)
@@ -251,10 +255,11 @@ def cut_tokens(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> dict[str, Bool[Tensor, "b T"]]:
-    """Find the tokens that the surrogate cuts, by the name of the metric that counts them.
+    """Return the masks of the tokens whose gradient the surrogate cuts off or bounds, by metric
+    name.
 
     DIS and DPPO reject a token for its ratio to the rollout policy. A clip cuts a token's gradient
-    off for its ratio, or for that of its response (GSPO). CISPO cuts a weight down to its bound.
+    off for its ratio, or for its response's ratio (GSPO). CISPO bounds a token's weight.
     """
     advantages, mu = rows.advantages, rows.rollout_logprobs
     assert advantages is not None, "the phase trains the policy"
@@ -286,15 +291,15 @@ def value_objective(
     config: FitConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """Return these rows' share of the critic's loss, which `critic.loss` chooses.
+    """Return the micro-batch's share of the critic's loss, which `critic.loss` chooses.
 
-    The loss is a mean over the tokens that carry value loss. A token whose target is a mean of
-    several returns counts once for each of them. With cross-entropy the squared error is logged
-    beside it, to compare heads. With several critics the rows belong to one of them, and the
+    The loss is a mean over the tokens with value loss. A token whose target is a mean of several
+    returns counts once for each of them. With cross-entropy the squared error is logged beside it,
+    so that heads can be compared. With several critics all rows belong to one of them, and the
     denominator counts the tokens of all.
 
     Args:
-        output: the critic's `values` [b, T], and of a categorical head its `logits` [b, T, K].
+        output: the critic's `values` [b, T], and `logits` [b, T, K] if its head is categorical.
     """
     targets, old_values = rows.value_targets, rows.old_member_values
     assert targets is not None, "the estimator trains a critic"

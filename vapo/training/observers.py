@@ -1,4 +1,4 @@
-"""Observers of an iteration: one starts the critic's head, one measures the true values."""
+"""Observers of an iteration: one sets the critic head's first bias, one measures true values."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 @dataclass
 class HeadStart(Observer):
-    """Starts the critic at the mean reward of the run's first rollout batch, over all ranks
-    (`critic.head.start` first_batch).
+    """Sets the critic's first value to the mean reward of the run's first rollout batch, over all
+    ranks (`critic.head.start` first_batch).
 
-    It does so before the first values are computed. A resumed run never does, because a checkpoint
-    is written after an iteration.
+    It does so before the first values are computed. A resumed run never does it again, because a
+    checkpoint is written after an iteration.
     """
 
     module: VapoModule
@@ -62,12 +62,12 @@ class HeadStart(Observer):
 
 @dataclass
 class ValueTruths(Observer):
-    """Measures what prefixes of rollouts are worth, by sampled continuations (`value_truth`).
+    """Measures the true values of prefixes of rollouts, by sampling continuations (`value_truth`).
 
     Attributes:
-        measured: the points that the iteration in training has measured, without values, and the
-            number of tokens sampled for them; None: it has measured nothing.
-        latest: the same points beside the critic's values; None: there are none.
+        measured: the points that the iteration in training has measured, without the critic's
+            values, and the number of tokens sampled for them; None: it has measured nothing.
+        latest: these points with the critic's values; None: there are none.
     """
 
     config: FitConfig
@@ -95,7 +95,8 @@ class ValueTruths(Observer):
         return {}
 
     def is_due(self, start: IterationStart) -> bool:
-        """Whether this iteration measures true values. One on stored rollouts never does."""
+        """Whether this iteration measures true values. One that trains on stored rollouts never
+        does."""
         pretraining = self.config.components.value_pretraining
         if start.phase is Phase.VALUE_PRETRAINING and pretraining.data is not None:
             return False  # stored rollouts are perhaps of another policy, and judged elsewhere

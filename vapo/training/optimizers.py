@@ -27,13 +27,13 @@ def make_optimizer(
     *,
     lr_of_modules: Mapping[str, float] | None = None,
 ) -> AdamW:
-    """Make AdamW with its state already allocated.
+    """Make AdamW for a network's trainable parameters, with its state already allocated.
 
-    Modules whose last name is a key of `lr_of_modules` have a learning rate, and a group of
-    parameters, of their own.
+    Parameters of modules whose last name is a key of `lr_of_modules` get that learning rate, in a
+    parameter group of their own.
 
-    Saving a sharded optimizer that never stepped fakes a step, which would change later
-    updates of an actor frozen during value pretraining; with state in place it does not.
+    The state is allocated because saving a sharded optimizer that never stepped fakes a step, which
+    would change later updates of an actor that is frozen during value pretraining.
     """
     module_lrs = lr_of_modules or {}
     groups: dict[str, list[nn.Parameter]] = {"": [], **{name: [] for name in module_lrs}}
@@ -65,7 +65,8 @@ def make_optimizer(
 
 
 def copy_of_moments(optimizer: Optimizer) -> list[dict[str, Tensor]]:
-    """Return a copy of the optimizer's state of each parameter, in the order of its groups."""
+    """Return a copy of the optimizer's state (step, moments) of each parameter, in the order of
+    groups."""
     return [
         {name: tensor.detach().clone() for name, tensor in optimizer.state[parameter].items()}
         for group in optimizer.param_groups
@@ -74,7 +75,7 @@ def copy_of_moments(optimizer: Optimizer) -> list[dict[str, Tensor]]:
 
 
 def put_moments(optimizer: Optimizer, moments: Sequence[Mapping[str, Tensor]]) -> None:
-    """Give an optimizer the state that `copy_of_moments` took from it."""
+    """Copy the state that `copy_of_moments` returned back into the optimizer."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter, saved in zip(parameters, moments, strict=True):
         for name, tensor in saved.items():
@@ -87,8 +88,8 @@ def make_optimizers(
     """Make an optimizer and its schedule for each network of a module.
 
     Args:
-        options: the config of each network, by the network's name in the module. The results have
-            its order.
+        options: the config of each network, by the network's name in the module. Both returned
+            lists have this order.
     """
     optimizers: list[Optimizer] = []
     schedulers = []
@@ -106,10 +107,10 @@ def make_optimizers(
 
 
 def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the options that each group of a new optimizer has from the config.
+    """Return the options (learning rate, betas and so on) of each parameter group of a new
+    optimizer.
 
-    `fused` and `foreach` are left out, because the device chooses them; the first decides where
-    step counts lie.
+    `fused` and `foreach` are left out, because they depend on the device.
     """
     excluded_keys = ("params", "fused", "foreach")
     return [{k: v for k, v in g.items() if k not in excluded_keys} for g in optimizer.param_groups]
@@ -118,10 +119,10 @@ def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 def take_options(
     optimizer: Optimizer, scheduler: LambdaLR, options: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Give a restored optimizer the options of the config that runs now.
+    """Set a restored optimizer's options to those of the current config.
 
     Moments and step counts stay. The learning rates are those of the schedule at the restored step.
-    If the options are those that it was saved with, nothing changes.
+    If the config has not changed, nothing changes.
 
     Args:
         options: what `options_of_groups` returned for the new optimizer.
@@ -135,10 +136,11 @@ def take_options(
 def make_scheduler(
     optimizer: Optimizer, warmup_steps: int, *, num_steps: int = 0, decay_steps: int = 0
 ) -> LambdaLR:
-    """Make the schedule of a learning rate: a linear warmup, then a constant.
+    """Make a learning-rate schedule: a linear warmup, then a constant.
 
-    In the last `decay_steps` of `num_steps` it falls linearly to 0. In the warmup the factor is
-    (step + 1) / warmup_steps, so that the first step already changes the weights.
+    In the last `decay_steps` of `num_steps` the rate falls linearly to 0; if `decay_steps` is 0, it
+    stays. In the warmup the factor is (step + 1) / warmup_steps, so that the first step already
+    changes the weights.
     """
 
     def factor(step: int) -> float:
@@ -149,9 +151,9 @@ def make_scheduler(
 
 
 def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradient down to `max_norm`, and return its norm before, over the whole network.
+    """Scale the network's gradient down to the norm `max_norm`; return its norm before that.
 
-    Works for sharded networks, too; the norm is then a plain scalar on every rank.
+    Sharded networks work, too; the returned norm is then a plain scalar on every rank.
     """
     # torch takes all tensors at once by itself only if they are not shards
     is_sharded = any(isinstance(parameter, DTensor) for parameter in network.parameters())
@@ -161,8 +163,8 @@ def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
 
 
 def lr_of_iteration(config: FitConfig, network: str, start: IterationStart) -> float | None:
-    """Return the network's learning rate after warmup in this iteration, or None if it is the same
-    in every iteration."""
+    """Return the network's learning rate after warmup in this iteration, or None if the rate never
+    changes after warmup."""
     if network == "actor":
         steps = config.training.decay_fraction * config.training.num_iterations
         iterations_left = config.training.num_iterations - start.policy_iterations
@@ -174,9 +176,9 @@ def lr_of_iteration(config: FitConfig, network: str, start: IterationStart) -> f
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:
-    """Set the network's learning rate for the next step to `lr` times the schedule's factor.
+    """Set the optimizer's learning rate for the next step to `lr` times the schedule's factor.
 
-    Modules with a learning rate of their own keep theirs.
+    Only the first parameter group is set. Modules with a learning rate of their own keep it.
     """
     first = optimizer.param_groups[0]
     first["lr"] = lr * scheduler.lr_lambdas[0](scheduler.last_epoch)
@@ -199,10 +201,10 @@ def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer
 def number_parameters_as_module(
     module: nn.Module, optimizers: Sequence[Optimizer], states: list[dict[str, Any]]
 ) -> None:
-    """Renumber saved optimizer states by each parameter's place in the whole module.
+    """Renumber saved optimizer states, in place, by each parameter's position in the whole module.
 
-    Torch numbers every optimizer's parameters from 0, a sharded run numbers them through the
-    module; with one numbering, either can load the other's checkpoint.
+    Torch numbers each optimizer's parameters from 0, but a sharded run numbers them through the
+    whole module. With one numbering, either can load the other's checkpoint.
     """
     place = {parameter: i for i, parameter in enumerate(module.parameters())}
     for optimizer, saved in zip(optimizers, states, strict=True):

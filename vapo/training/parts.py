@@ -37,7 +37,7 @@ MakeSampler = Callable[[VapoModule], Sampler]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a training reads before its networks are loaded.
+    """The tokenizer, prompts and stored rollouts of a training, which are read before its networks.
 
     Attributes:
         tokenizer: the policy's tokenizer.
@@ -52,12 +52,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Makes the source of a module's rollouts: its actor samples them, and the scorer judges them.
+    """A function from a module to the source of its rollouts: the actor samples them, and the
+    scorer judges them.
 
     Args:
         rollout_cache: keeps rollouts on the disk for a run that resumes; None: none are kept.
         make_sampler: makes an engine that is used instead of the config's.
-        run_dir: gets the engine's log, if the engine has one; None: the log is not kept.
+        run_dir: the folder to which the engine's log is written; None: no log is kept.
     """
 
     config: FitConfig
@@ -85,7 +86,7 @@ class Sampling:
         )
 
     def _engine(self, module: VapoModule) -> Sampler:
-        """Make the config's engine. The start of vLLM, which takes a while, is shown as a stage."""
+        """Start the config's engine. The start of vLLM, which takes a while, is shown as a stage."""
         is_built_in = self.config.rollouts.engine == "transformers"
         with nullcontext() if is_built_in else self.progress.stage("engine_start"):
             return make_sampler(
@@ -99,16 +100,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What `L.Trainer` needs to train a config.
+    """The arguments that `L.Trainer` needs to train a config.
 
     Attributes:
-        module: the LightningModule, actor and critic.
+        module: the LightningModule, with actor and critic.
         datamodule: each of its epochs is one iteration: it samples, judges and cuts minibatches.
-        callbacks: those that training itself needs: value pretraining, if there is one, and the
-            one that sends weights to the engine.
+        callbacks: value pretraining, if there is one, and the one that sends weights to the engine.
         trainer_options: arguments of `L.Trainer` that follow from the config: devices, strategy,
             precision, the number of epochs, and how Lightning treats the loader.
-        truths: measures true values, if `value_truth` is on; else None.
+        truths: the observer that measures true values, or None if `value_truth` is off.
     """
 
     module: VapoModule
@@ -119,7 +119,8 @@ class TrainingParts:
 
 
 def module_of(config: FitConfig, inputs: Inputs) -> VapoModule:
-    """Make the module of a config. Lightning loads its networks later."""
+    """Make the module of a config. Its networks are loaded later, when Lightning calls
+    `configure_model`."""
     return VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id))
 
 
@@ -133,11 +134,11 @@ def assemble_parts(
     trained: Sequence[str] = NETWORKS,
     safe_point: Callable[[], None] = lambda: None,
 ) -> TrainingParts:
-    """Put the parts of a training of the module's config together.
+    """Make the datamodule, callbacks and trainer options that train the module.
 
     Args:
-        critic_dir: the folder to which value pretraining saves its critic. If None, nothing begins
-            or ends that phase: the module stays in the phase that its caller has set.
+        critic_dir: the folder to which value pretraining saves its critic. If None, there is no
+            callback that begins or ends that phase: the module stays in the phase that it has.
         stored: the rollouts whose held-out part tells when value pretraining is over.
         trained, safe_point: see `IterationRunner`.
     """
@@ -168,12 +169,12 @@ def assemble_parts(
 
 
 def num_pretraining_iterations(module: VapoModule) -> int:
-    """Return the most iterations that value pretraining may have; 0 if there is no critic."""
+    """Return the largest possible number of value-pretraining iterations; 0 if there is no critic."""
     return module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
 
 
 def trainer_options(module: VapoModule) -> dict[str, Any]:
-    """Return the arguments of `L.Trainer` that follow from the config. One epoch is one
+    """Return the arguments of `L.Trainer` that follow from the module's config. One epoch is one
     iteration."""
     config = module.config
     phases_differ = len({num_steps(config, phase) for phase in Phase}) > 1

@@ -27,18 +27,21 @@ from vapo.training.minibatches import Microbatch
 
 
 class RidgeFit:
-    """Collects the tokens that carry value loss in an iteration, and refits the weights at its end.
+    """Refits a critic's linear weights at the end of each iteration, by ridge regression.
+
+    Its methods are called in the order
 
         add (each micro-batch) -> keep or drop (each minibatch) -> refit (after the last)
 
-    The values of a rollout batch thus come from weights that were fitted before it was sampled. A
-    token counts as it does in the value loss. Only the Gram matrix of each batch is kept,
-    [M, F+2, F+2] for M critics. `grams` are those of the last batches, oldest first, summed over
-    all ranks. A checkpoint holds them, so that a resumed run fits the same weights.
+    The regression uses the tokens with value loss of the last `window_batches` rollout batches,
+    with their weights in the value loss. The values of a rollout batch thus come from weights that
+    were fitted before it was sampled. Only the Gram matrix of each batch is kept, [M, F+2, F+2] for
+    M critics and F features. `grams` are those of the last batches, oldest first, summed over all
+    ranks. A checkpoint holds them, so that a resumed run fits the same weights.
 
-    Beside a network the regression fits what the network's own score leaves of the targets. A batch
-    keeps the score that the network gave when it was added, so the fit lags behind a network that
-    moves, by up to the window.
+    If the linear weights stand beside a network, the regression fits the difference between the
+    targets and the network's own score. The score is the one that the network gave when the batch
+    was added, so the fit lags behind a changing network, by up to the window.
     """
 
     def __init__(self, config: CriticConfig) -> None:
@@ -57,7 +60,7 @@ class RidgeFit:
         self.grams = list(state["grams"])
 
     def num_bytes(self, critic: Critic) -> int:
-        """Return the bytes of the Gram matrices of a full window."""
+        """Return the bytes of the Gram matrices of `window_batches` batches."""
         model = members_of(critic)[0].model
         weights = [p for name, p in fitted_parameters(model).items() if name.endswith("weight")]
         size = sum(weight.shape[1] for weight in weights) + 2
@@ -65,9 +68,10 @@ class RidgeFit:
 
     @torch.no_grad()
     def add(self, critic: Critic, micro: Microbatch, values: Float[Tensor, "b T"]) -> None:
-        """Add the tokens of a micro-batch that carry value loss, with the critic's values of them.
+        """Add the tokens with value loss of a micro-batch to the minibatch's Gram matrix.
 
-        Every rank must call this equally often.
+        `values` are the critic's values of the micro-batch. Every rank must call this equally
+        often.
         """
         rows, members = micro.rows, micro.rows.critic_members
         index = 0 if members is None else int(members[0])
@@ -87,21 +91,22 @@ class RidgeFit:
         self._of_minibatch[index] += gram
 
     def keep(self) -> None:
-        """Count the minibatch that was added toward the batch, because its numbers are finite."""
+        """Add the minibatch's Gram matrix to the iteration's, because its numbers are finite."""
         if self._of_minibatch is not None:
             batch = self._of_batch
             self._of_batch = self._of_minibatch if batch is None else batch + self._of_minibatch
         self._of_minibatch = None
 
     def drop(self) -> None:
-        """Forget the minibatch that was added, because some of its numbers are not finite."""
+        """Drop the minibatch's Gram matrix, because some of its numbers are not finite."""
         self._of_minibatch = None
 
     def refit(self, critic: Critic) -> dict[str, float]:
-        """Fit the weights to the window that ends with this iteration, and return its metrics.
+        """Fit the weights to the last `window_batches` batches, this iteration's included; return
+        metrics.
 
-        A critic's weights stay as they are if the iteration or the window has no token for them.
-        Every rank must call this.
+        A critic's weights stay as they are if the iteration added no token or the window has none
+        for it. Every rank must call this.
         """
         batch, self._of_batch = self._of_batch, None
         self._previous_weights = {}

@@ -1,4 +1,4 @@
-"""The time of an iteration by stages, and its tokens and operations per second."""
+"""Measures the seconds of an iteration's stages, and its tokens and operations per second."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 
 @dataclass
 class StageTimes:
-    """Seconds of an iteration, or of several added up, and the work that was done in them.
+    """The seconds of an iteration, or of several added up, and the tokens and operations done in
+    them.
 
-    `stages` follow one another; `updates`, one for each network, lie inside the stage `training`.
-    The rest of the wall clock is idle time: metrics, minibatches, checkpoints. Tokens are counted
-    over all ranks. Floating-point operations are those of the updates on one rank.
+    `stages` follow one another. `updates`, one for each network, are parts of the stage `training`.
+    What is left of the wall clock is idle time: metrics, minibatches, checkpoints. Tokens are
+    counted over all ranks. Floating-point operations are those of the updates on one rank.
     """
 
     stages: Mapping[str, float] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class StageTimes:
         self.peak_tflops = other.peak_tflops
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics: seconds, shares of the total, tokens and operations per second."""
+        """Return the metrics: seconds, shares of the total, tokens and operations per second."""
         seconds = {**self.stages, **self.updates, "idle": self.idle_s}
         metrics = {f"time/{name}_s": value for name, value in seconds.items()}
         metrics["time/iteration_s"] = self.total_s
@@ -61,8 +62,8 @@ class StageTimes:
         return metrics
 
     def describe(self) -> str:
-        """Describe it in one line: shares, largest first, tokens per second, and MFU if the peak is
-        known.
+        """Return one line: shares of the time, largest first, tokens per second, and MFU if the
+        device's peak is known.
 
         The updates are in brackets after `training`, because they are parts of it.
         """
@@ -91,10 +92,10 @@ def _sums(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the block's seconds to `seconds[name]`.
+    """Add the seconds that the block takes to `seconds[name]`.
 
-    Work that a GPU has not finished is not waited for: the block must end with a result that
-    needs it, as the update of a network does with its gradient's norm.
+    GPU work that the block starts but does not wait for is not measured. So the block must end with
+    a number read from the GPU, such as the gradient's norm.
     """
     start = time.monotonic()
     with torch.profiler.record_function(name):

@@ -1,4 +1,4 @@
-"""Lightning's strategy and precision for a config: one process, or parameters over several."""
+"""Chooses Lightning's strategy and precision: one process, or parameters sharded over several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vapo.system.private_attributes import set_device
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:
-    """Return Lightning's strategy for the config: one process, or parameters sharded over all."""
+    """Return the strategy for `L.Trainer`: "auto" for one process, or one that shards the
+    parameters."""
     if trainer.strategy == "auto":
         return "auto"
     return Sharding(
@@ -27,10 +28,11 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
 
 
 class Sharding(ModelParallelStrategy):
-    """Shards parameters, and leaves them and their optimizer states in host memory if `offloads`.
+    """A Lightning strategy that shards parameters. With `offloads` they and optimizer states stay
+    in host memory.
 
-    Lightning would move both to the GPU. Sums over ranks of tensors in host memory (the gradient's
-    norm, gathered weights for a checkpoint) go through gloo.
+    Lightning alone would move both to the GPU. Sums over ranks of tensors in host memory (the
+    gradient's norm, gathered weights for a checkpoint) go through gloo.
     """
 
     def __init__(self, *, offloads: bool, **options: Any) -> None:
@@ -61,10 +63,10 @@ class Sharding(ModelParallelStrategy):
 
 
 def lightning_precision(trainer: TrainerConfig) -> Any:
-    """Return the precision that Lightning is given.
+    """Return the `precision` argument for `L.Trainer`.
 
-    A sharded run gets float32 here, and computes in bfloat16 by FSDP's own policy. `auto` means
-    float32, too: commands that choose by the device do so before (`vapo.networks.precision`).
+    A sharded run gets float32, because FSDP's own policy makes it compute in bfloat16. `auto` means
+    float32, too: commands that choose by the device replace it before (`vapo.networks.precision`).
     """
     if trainer.strategy == "fsdp" or trainer.precision == "auto":
         return "32-true"

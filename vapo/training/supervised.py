@@ -1,4 +1,4 @@
-"""Supervised training of one network: what `vapo sft` and `vapo reward-model` share."""
+"""Supervised training of one network, for `vapo sft` and `vapo reward-model`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _LOGGED_EVERY = 20  # optimizer steps
 
 @dataclass(frozen=True)
 class SupervisedBatch:
-    """One optimizer step: its micro-batches, and what their summed losses are divided by."""
+    """The data of one optimizer step: micro-batches, and the number their summed losses are divided
+    by."""
 
     microbatches: list[Any]
     denominator: int
@@ -55,11 +56,13 @@ def recorded_run(
     prompts: PromptSplit,
     network: nn.Module,
 ) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
-    """Open the display, verifier and MLflow run of a supervised command, and record its config.
+    """Open the progress display, the scorer and the MLflow run of a supervised command; log its
+    config.
 
     Args:
         sampling: the part of the config that sampling needs (`sampling_config`).
-        network: the network that is trained, whose size tells whether the disk has room for it.
+        command: the command's name, which is a tag of the MLflow run.
+        network: the network that is trained. Its size tells whether the disk has room for it.
     """
     export_dir = Path(config.export_dir).expanduser()
     with taken_back_if_refused(missing_folders(export_dir)):
@@ -85,7 +88,7 @@ def recorded_run(
 def require_room(export_dir: Path, network: nn.Module) -> None:
     """Check that the disk has room for the network, which is written once training is over.
 
-    Raises: UserError: it has not.
+    Raises: UserError: the disk has no room.
     """
     export_dir.mkdir(parents=True, exist_ok=True)
     weights = sum(p.numel() * p.element_size() for p in network.parameters())
@@ -97,8 +100,11 @@ def require_room(export_dir: Path, network: nn.Module) -> None:
 
 @dataclass(eq=False)
 class Batches(IterableDataset[SupervisedBatch]):
-    """Yields `num_steps` batches. Each pass over the examples has a seeded order of its own, and a
-    batch may reach from one pass into the next."""
+    """A dataset that yields `num_steps` batches of examples, each made by `collate`.
+
+    Each pass over the examples has its own seeded order. A batch may reach from one pass into the
+    next.
+    """
 
     examples: Sequence[Any]
     collate: Callable[[list[Any]], SupervisedBatch]
@@ -122,14 +128,15 @@ class Batches(IterableDataset[SupervisedBatch]):
 
 
 class SupervisedModule(L.LightningModule):
-    """Trains a network by AdamW, with a learning rate that warms up, stays, and falls linearly.
+    """A LightningModule that trains a network by AdamW.
 
-    The gradient of a step does not depend on how its batch is cut into micro-batches.
+    The learning rate warms up, stays, and falls linearly. The gradient of a step does not depend on
+    how its batch is cut into micro-batches.
 
     Args:
         summed_loss: returns a micro-batch's loss, summed and not yet divided by the denominator.
         num_steps: the number of optimizer steps.
-        decay_fraction: in which share of them, at the end, the learning rate falls to 0.
+        decay_fraction: the share of the steps, at the end, in which the learning rate falls to 0.
     """
 
     def __init__(
@@ -150,7 +157,7 @@ class SupervisedModule(L.LightningModule):
         self.decay_steps = max(round(decay_fraction * num_steps), 1) if decay_fraction else 0
 
     def training_step(self, batch: SupervisedBatch, batch_idx: int) -> dict[str, float]:
-        """Run one optimizer step and return its loss."""
+        """Run one optimizer step and return its loss as `mean_loss`."""
         optimizer, schedule = cast(LightningOptimizer, self.optimizers()), self.lr_schedulers()
         optimizer.zero_grad()
         total = 0.0
@@ -176,7 +183,8 @@ class SupervisedModule(L.LightningModule):
 
 @dataclass(eq=False)
 class SupervisedRecording(Callback):
-    """Shows each optimizer step, and logs the loss of every 20th and of the last as `loss_name`."""
+    """Shows the progress of training, and logs the loss of every 20th step and of the last as
+    `loss_name`."""
 
     logger: RunLogger
     progress: Progress
@@ -215,7 +223,7 @@ def train_supervised(
     accelerator: str,
     precision: Any,
 ) -> None:
-    """Train the module's network on all batches, in one process."""
+    """Train the module's network on all batches, in one process, and log its loss as `loss_name`."""
     trainer = L.Trainer(
         accelerator=accelerator,
         devices=1,

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, with a run's callbacks in the order in which they must come."""
+"""Makes Lightning's Trainer, with a run's callbacks in the order in which they must come."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ from vapo.training.parts import TrainingParts
 
 
 class RunCallbacks:
-    """Makes a run's callbacks. `in_order` has all of them, in the order in which they must come.
-    Those that the command needs afterwards are attributes, too."""
+    """Makes all callbacks of a run. `in_order` lists them in the order in which they must come.
+
+    The callbacks that the command reads after training are attributes, too.
+    """
 
     def __init__(
         self,
@@ -85,8 +87,8 @@ class RunCallbacks:
             self.in_order.append(Profiling(run_dir.path, progress))
 
     def add(self, user_callbacks: Sequence[Callback]) -> None:
-        """Insert the user's own callbacks before the checkpointing, so that a checkpoint holds what
-        they did in its iteration."""
+        """Insert the user's own callbacks before the checkpointing, so that a checkpoint includes
+        what they did in its iteration."""
         place = self.in_order.index(self.checkpointing)
         self.in_order[place:place] = (
             [*user_callbacks, OwnStates(user_callbacks)] if user_callbacks else []
@@ -96,7 +98,7 @@ class RunCallbacks:
 def make_trainer(
     parts: TrainingParts, callbacks: Sequence[Callback], logger: RunLogger
 ) -> L.Trainer:
-    """Make Lightning's Trainer for a run, which leaves signals to the run."""
+    """Make Lightning's Trainer for a run. It handles no signals, because the run does that itself."""
     trainer = L.Trainer(
         **parts.trainer_options,
         logger=logger,
@@ -110,9 +112,11 @@ def make_trainer(
 
 @dataclass(eq=False)
 class Profiling(Callback):
-    """Traces the run's second iteration, or its only one. It must be the last callback.
+    """Writes a profiler trace of the run's second iteration, or of its only one. It must be the
+    last callback.
 
-    The first iteration includes work that is done once: memory is allocated, kernels are chosen.
+    The first of several iterations is not traced because it includes work that is done once: memory
+    is allocated, kernels are chosen.
     """
 
     run_dir: Path

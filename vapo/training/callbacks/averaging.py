@@ -33,9 +33,10 @@ _KEYS = ("avg_at_k", "avg_at_k_ci_low", "avg_at_k_ci_high")
 
 @dataclass
 class RunningMean:
-    """Adds up the weights of the policies of a window, in float32 on the host, for their mean.
+    """The sum of the weights of several policies, in float32 on the host, from which `mean` is
+    computed.
 
-    `first` is the iteration of the window's first policy, and `count` how many were added.
+    `first` is the iteration of the first policy in the sum, and `count` the number of policies.
     """
 
     first: int = 0
@@ -43,7 +44,8 @@ class RunningMean:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, weights: Iterable[tuple[str, Tensor]], *, first: int) -> None:
-        """Add a policy to the window that begins at `first`. An earlier window is forgotten."""
+        """Add a policy's weights to the sum. If `first` is another iteration than before, the sum
+        is first reset."""
         if first != self.first:
             self.first, self.count, self.sums = first, 0, {}
         self.count += 1
@@ -57,7 +59,7 @@ class RunningMean:
 
 @dataclass(eq=False)
 class WeightAverage(Callback):
-    """Adds up the weights of the last policies, and scores their mean after the last iteration.
+    """Adds up the weights of the last policies, and after the last iteration evaluates their mean.
 
     It must come after `WeightSync` and `Evaluation`, and before the checkpoint. Afterwards actor
     and engine have the last policy's weights again. It is for runs in one process.
@@ -96,8 +98,8 @@ class WeightAverage(Callback):
             self.running = RunningMean()
 
     def evaluate(self, trainer: L.Trainer, module: VapoModule, policy_iterations: int) -> None:
-        """Score the policy with the mean weights, log and show the score, and export the policy if
-        the config says so."""
+        """Evaluate the policy with the mean weights, log and show its score, and export it if the
+        config says so."""
         config, source = module.config, datamodule_of(trainer).source
         with source.engine_free(), self.averaged(trainer, module):
             result = evaluate(
@@ -121,7 +123,8 @@ class WeightAverage(Callback):
 
     @contextmanager
     def averaged(self, trainer: L.Trainer, module: VapoModule) -> Iterator[None]:
-        """Give actor and engine the mean weights inside the block, and restore theirs exactly."""
+        """Give actor and engine the mean weights inside the block, and afterwards their previous
+        ones."""
         sampler = datamodule_of(trainer).source.collection.player.sampler
         try:
             with with_weights(module.actor.model, self.running.mean()):

@@ -1,4 +1,5 @@
-"""When a checkpoint is written, which are kept, and what `last.ckpt` and `best.ckpt` point to."""
+"""Decides when a checkpoint is written, which are kept, and where `last.ckpt` and `best.ckpt`
+point."""
 
 from __future__ import annotations
 
@@ -53,24 +54,25 @@ from vapo.training.module import VapoModule
 
 @dataclass(eq=False)
 class Checkpointing(Checkpoint):
-    """Saves a checkpoint at the end of every n-th iteration, of the last, and of each whose policy
-    has a better score than those saved before.
+    """Saves a checkpoint at the end of every n-th iteration, of the last, and of each iteration
+    whose policy has a better score than those saved before.
 
     A policy that was never updated is not saved for its score: it is the model in `actor.path`.
 
-    As a `Checkpoint` it runs after the module has counted the iteration. What the iteration logged
-    is written to the disk first, so that a resumed run never lacks it. Once the checkpoint is in
-    its place, the rollouts that were kept for it are removed.
+    As a `Checkpoint` it runs after the module has counted the iteration. The iteration's metrics
+    are written to the disk first, so that a resumed run never lacks them. Once the checkpoint is in
+    its folder, the rollouts that were kept on the disk until then are removed.
 
     Args:
-        score: returns the held-out score of the policy as it is now, or -inf if it is not measured.
-        in_background: whether to write while the next iteration runs, at whose end an error is
-            raised. If None, on a GPU whose host has room for the copy.
+        score: returns the held-out score of the current policy, or -inf if it is not measured.
+        in_background: whether to write while the next iteration runs. An error of the write is then
+            raised at that iteration's end. If None, it is True on a GPU whose host has room for the
+            copy.
         reason_not_to_save: returns why only the run's last checkpoint may be saved now, or an empty
-            text.
+            text if any may.
         note: shows a line on the console.
         rollout_cache: the rollouts that the run keeps on the disk; None: it keeps none.
-        add_seconds: gets the name "checkpoint" and the seconds that training waited.
+        add_seconds: is called with the name "checkpoint" and the seconds that training waited.
     """
 
     run_dir: RunDir
@@ -92,7 +94,8 @@ class Checkpointing(Checkpoint):
 
     @property
     def best(self) -> tuple[float, int] | tuple[None, None]:
-        """The score of `best.ckpt`, and the iteration after which it was saved."""
+        """The score of `best.ckpt`, and the iteration after which it was saved. Both are None if
+        there is no best checkpoint."""
         iteration = iteration_in(self.best_name or "")
         return (None, None) if iteration is None else (self.best_score, iteration)
 
@@ -108,7 +111,7 @@ class Checkpointing(Checkpoint):
             )
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Tell the other processes where the run's folder is.
+        """Send the path of the run's folder from the first process to the others.
 
         Raises: UserError: a process does not see the checkpoint that the first resumes from.
         """
@@ -121,7 +124,8 @@ class Checkpointing(Checkpoint):
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check, before anything is sampled, that the disk has room for all that is kept on it."""
+        """Check that the disk has room for the checkpoints, before anything is sampled, and note
+        their size."""
         assert isinstance(pl_module, VapoModule)
         self._num_bytes = expected_bytes(pl_module)
         if pl_module.ridge is not None and pl_module.critic is not None:
@@ -140,10 +144,10 @@ class Checkpointing(Checkpoint):
         )
 
     def _choose_background(self, *, on_gpu: bool) -> str:
-        """Decide whether to save in the background, if the config leaves it open. All ranks decide
-        alike.
+        """Decide whether to save in the background, if the config leaves it open. All ranks get the
+        same result.
 
-        Returns: the end of the line about checkpoints, which says what was decided.
+        Returns: the end of the note about checkpoints, which says what was decided.
         """
         refused = False
         if self.in_background is None:
@@ -159,7 +163,7 @@ class Checkpointing(Checkpoint):
         return ""
 
     def _kept_besides(self, module: VapoModule) -> list[DiskUse]:
-        """Return what the run may still write to the disk beside its checkpoints."""
+        """Return the disk space that the run may still need for other files than its checkpoints."""
         config, run = module.config, self.run_dir.path
         total = module.hyperparameters.value_pretraining_iterations + config.training.num_iterations
         every = min(self.every_n_iterations, total)
@@ -181,8 +185,8 @@ class Checkpointing(Checkpoint):
         return uses
 
     def _prepare(self, module: VapoModule) -> None:
-        """Make the folder of checkpoints, remove what a killed run left in it, and check that it
-        can be written to and that the disk has room."""
+        """Make the folder of checkpoints, remove unfinished ones of a killed run, and check that
+        the folder can be written to and that the disk has room."""
         folder = self.run_dir.checkpoints
         folder.mkdir(exist_ok=True)
         for path in folder.iterdir():
@@ -223,7 +227,7 @@ class Checkpointing(Checkpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Wait for a save that is in progress, whatever ended the run, and report if it failed."""
+        """Wait for a save that is in progress, and report it on the console if it failed."""
         error = None if self._saves is None else self._saves.drain()
         if isinstance(error, InterruptedRunError):
             tell(str(error))
@@ -231,8 +235,10 @@ class Checkpointing(Checkpoint):
             tell(f"the checkpoint that was being saved is not finished: {error_reason(error)}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for the last save, and remove rollouts that a run left which was killed right after
-        its last checkpoint."""
+        """Wait for the last save, and remove kept rollouts that the last checkpoint makes unneeded.
+
+        A run that was killed right after its last checkpoint has left such rollouts.
+        """
         self._settle(wait=True)
         last = self.run_dir.checkpoints / LAST
         if self.rollout_cache is not None and last.exists() and rank() == 0:
@@ -247,7 +253,7 @@ class Checkpointing(Checkpoint):
             self._saves.drain()
 
     def _save(self, trainer: L.Trainer, module: VapoModule) -> None:
-        """Write the checkpoint, or start a thread that writes a copy of the run's state."""
+        """Write the checkpoint, or copy the run's state and start a thread that writes the copy."""
         manifest, expected, best_name = self._manifest(module), self._num_bytes, self.best_name
         sharded = module.config.trainer.sharded_checkpoints
         saves = self._saves
@@ -274,7 +280,8 @@ class Checkpointing(Checkpoint):
             self._num_bytes = write(state).num_bytes
 
     def _settle(self, *, wait: bool) -> None:
-        """Raise the error of an earlier save, if it failed. With `wait` first wait for its end."""
+        """Raise the error of an earlier background save, if it has failed. With `wait`, wait for
+        its end first."""
         manifest = None if self._saves is None else self._saves.finish_pending(wait=wait)
         if manifest is not None:
             self._num_bytes = manifest.num_bytes
@@ -293,8 +300,12 @@ class Checkpointing(Checkpoint):
         )
 
     def _tidy(self, iteration: int, best_name: str | None) -> None:
-        """Update the links, then remove checkpoints that are too old, or later than `iteration`: a
-        run that was resumed from an earlier checkpoint has left these."""
+        """Update `last.ckpt` and `best.ckpt`, then remove checkpoints and kept rollouts that are
+        not needed.
+
+        Checkpoints are removed if they are too old, or later than `iteration`. A run that was
+        resumed from an earlier checkpoint has left the later ones.
+        """
         folder = self.run_dir.checkpoints
         self._point(folder / LAST, checkpoint_name(iteration))
         if best_name is not None and (folder / best_name).is_dir():
@@ -312,17 +323,20 @@ class Checkpointing(Checkpoint):
                 self.note(f"rollouts/: cannot remove old ones: {error_reason(error)}")
 
     def _point(self, link: Path, name: str) -> None:
-        """Let the link point to this checkpoint. If something else has its name, such as the copy
-        that a tool made of the link, that is moved aside."""
+        """Make the link point to the checkpoint of this name. Move a file or folder that has the
+        link's path aside.
+
+        A tool that copies folders may have put a copy of the checkpoint there.
+        """
         if os.path.lexists(link) and not link.is_symlink():
             self.note(f"{link} was not a link: it was moved to {put_aside(link).name} beside it")
         point_link(link, name)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint, or what a killed run left of one.
+        """Remove a checkpoint, or the unfinished folder of a killed run.
 
-        It gets another name first, so that one which is half removed is never taken for a
-        checkpoint. A failure is shown once and does not end the run.
+        A checkpoint is renamed first, so that a half removed one is never taken for a checkpoint. A
+        failure is shown once and does not end the run.
         """
         try:
             if path.is_symlink():

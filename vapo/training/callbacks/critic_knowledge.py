@@ -1,4 +1,4 @@
-"""What the critic explained at the end of each phase, for the run's summary."""
+"""Keeps the critic's explained variance at the end of each phase, for the run's summary."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NUM_BATCHES = 4  # the figure of a single batch is a noisy draw
 
 @dataclass(eq=False)
 class CriticKnowledge(Callback):
-    """Keeps the critic's explained variance of the last four batches of each phase.
+    """Keeps the critic's explained variance of the last four batches of each phase, in `latest`.
 
-    `heldout` is the best one on held-out rollouts, where value pretraining reads a file of
-    rollouts and holds some of them out: the critic of that pass is the one that goes on. Must come
-    after `ValuePretraining`, which measures it.
+    `heldout` is the best explained variance on held-out rollouts, or None. It is measured where
+    value pretraining trains on stored rollouts and holds some of them out; the critic of the best
+    pass is the one that goes on. Must come after `ValuePretraining`, which measures it.
     """
 
     latest: dict[str, list[float]] = field(default_factory=dict, init=False)
@@ -46,9 +46,10 @@ class CriticKnowledge(Callback):
             self.heldout = heldout if self.heldout is None else max(self.heldout, heldout)
 
     def after(self, phase: Phase) -> float | None:
-        """Return the mean over the phase's last batches; None where no batch has the figure.
+        """Return the critic's mean explained variance over the phase's last batches, or None if it
+        has none.
 
-        After value pretraining it is the figure on held-out rollouts, if there are any.
+        After value pretraining it is the one on held-out rollouts, if that was measured.
         """
         if phase is Phase.VALUE_PRETRAINING and self.heldout is not None:
             return self.heldout

@@ -1,4 +1,4 @@
-"""Callbacks that judge a run between its updates: the held-out score, tables of values and
+"""Callbacks that describe a run between its updates: the held-out score, tables of values and
 advantages by token position, and value pages."""
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from vapo.types import Phase
 
 @dataclass(eq=False)
 class Evaluation(Callback):
-    """Evaluates the policy on the held-out prompts before training and after the due iterations.
+    """Evaluates the policy on the held-out prompts, before training and after the iterations that
+    the config chooses.
 
     Attributes:
         scores: records the scores of single prompts; None: they are not recorded.
         first, latest: the metrics of the first and of the latest evaluation.
-        policy_steps: how many updates the actor had at the latest one. `score_of` needs it to
-            choose `best.ckpt`.
+        policy_steps: the number of the actor's updates at the latest evaluation. `score_of` needs
+            it to choose `best.ckpt`.
     """
 
     logger: RunLogger
@@ -69,8 +70,8 @@ class Evaluation(Callback):
         self.policy_steps = state_dict.get("policy_steps", -1)  # earlier versions have none
 
     def score_of(self, module: VapoModule) -> float:
-        """Return the held-out score of the policy as it is now, or -inf if the policy was updated
-        since the latest evaluation."""
+        """Return the latest held-out score, or -inf if the policy was updated since it was
+        measured."""
         is_current = int(module.policy_steps) == self.policy_steps
         return self.latest[SCORE] if is_current else -math.inf
 
@@ -94,9 +95,10 @@ class Evaluation(Callback):
     def run(
         self, trainer: L.Trainer, pl_module: VapoModule, policy_iterations: int
     ) -> dict[str, float]:
-        """Evaluate the policy; log its metrics and a table of sample responses.
+        """Evaluate the policy, log its metrics and a table of sample responses, and return the
+        metrics.
 
-        `policy_iterations` says how many iterations the policy was trained for.
+        `policy_iterations` is the number of iterations that the policy was trained for.
         """
         config, source = pl_module.config, datamodule_of(trainer).source
         with source.engine_free():
@@ -124,10 +126,10 @@ class Evaluation(Callback):
 class DiagnosticTables(Callback):
     """Writes `diagnostics/positions_iteration_0001.json` and `value_truth/iteration_0001.json`.
 
-    The table by position is written after the first and the last iteration of each phase, and after
-    every `evaluation.every_n_iterations`-th. The true values are written after each iteration that
-    has measured them. The numbers are from before the iteration's update. It must come after
-    `ValuePretraining`, which ends the phase.
+    The table of values and advantages by token position is written after the first and the last
+    iteration of each phase, and after every `evaluation.every_n_iterations`-th. The table of true
+    values is written after each iteration that has measured some. All numbers are from before the
+    iteration's update. It must come after `ValuePretraining`, which ends the phase.
     """
 
     logger: RunLogger
@@ -143,7 +145,8 @@ class DiagnosticTables(Callback):
             self.write("value_truth/iteration", iteration, truth_table(self.truths.latest))
 
     def write(self, name: str, iteration: Iteration, table: Mapping[str, Any]) -> None:
-        """Log a table as a JSON artifact, with the iteration's number and phase."""
+        """Log a table, with the iteration's number and phase, as the JSON artifact
+        `{name}_{number}.json`."""
         about = {
             "iteration": iteration.number,
             "phase": iteration.phase.value,
@@ -153,12 +156,12 @@ class DiagnosticTables(Callback):
 
 
 class ValuePages(Callback):
-    """Writes `value_pages/iteration_0001.html` as often as `value_pages` says, and links the pages
-    from the run's description.
+    """Writes `value_pages/iteration_0001.html` in the iterations that `value_pages` chooses, and
+    links the pages from the run's description.
 
     The numbers are from before the iteration's update. It must come after `ValuePretraining`, which
-    ends the phase, and before `Recording`, which adds up times.
-    `latest` is the name of the last page that this process wrote. It is empty before the first.
+    ends the phase, and before `Recording`, which adds up times. `latest` is the name of the last
+    page that this process wrote, and empty before the first.
     """
 
     def __init__(
@@ -213,7 +216,8 @@ class ValuePages(Callback):
         }
 
     def link(self) -> None:
-        """Link the page from the run, only once, so that a user's edit of the description stays."""
+        """Add a link to the pages to the run's description, once, so that a user's edit of it
+        stays."""
         if self._linked or self.logger.run_id is None:
             return
         experiment_id, run_id = str(self.logger.experiment_id), self.logger.run_id
@@ -227,14 +231,15 @@ class ValuePages(Callback):
 def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
     """Whether what comes every `every_n` iterations is due after this one (see `is_due`).
 
-    The module must already have the next iteration's phase.
+    This is called once the module has the next iteration's phase.
     """
     ends_phase = module.phase is not iteration.phase
     return is_due(module.config, iteration.start, every_n, ends_phase=ends_phase)
 
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:
-    """Return the table of values and advantages by token position. Every rank must call this."""
+    """Return the iteration's table of values and advantages by token position. Every rank must call
+    this."""
     max_tokens = config.rollouts.max_response_tokens
     return position_profile(iteration.batch, resolve(config), max_response_tokens=max_tokens)
 
@@ -242,7 +247,11 @@ def positions(iteration: Iteration, config: FitConfig) -> Profile:
 def page_of(
     iteration: Iteration, config: FitConfig, truth: ValueTruth | None
 ) -> PageContents | None:
-    """Return the value page, or None if no row could be trained on. Every rank must call this."""
+    """Return the value page's contents, or None if there is no row to show. Every rank must call
+    this.
+
+    Rows are shown if their whole group could be trained on.
+    """
     batch = iteration.checked.whole_groups(iteration.batch)
     if iteration.checked.fault is not None or not all_ranks(len(batch) > 0):
         return None

@@ -17,9 +17,9 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch
 
 @dataclass(eq=False)
 class OwnStates(Callback):
-    """Checks before each checkpoint what the user's own callbacks put into it.
+    """Checks, before each checkpoint, the states that the user's own callbacks put into it.
 
-    A checkpoint is read without running code that it names, so it can hold plain values alone.
+    A checkpoint is read without running code that it names, so its values must be of plain types.
 
     Args:
         user_callbacks: the user's callbacks.
@@ -38,7 +38,8 @@ class OwnStates(Callback):
 
 
 def not_plain(value: Any) -> str | None:
-    """Return the name of the first type in the value that a checkpoint cannot hold, or None."""
+    """Return the name of the first type in the value that a checkpoint cannot hold, or None if
+    there is none."""
     if isinstance(value, dict):
         return not_plain([*value, *value.values()])
     if type(value) in (list, tuple, set):

@@ -1,4 +1,4 @@
-"""Records the scores of single prompts, and logs the run's scores that are means over them."""
+"""Records the scores of single prompts, and logs means over them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from vapo.types import Phase, PromptScore
 
 @dataclass(eq=False)
 class PromptScores(Callback):
-    """Writes `prompt_scores.jsonl`, and logs `fresh/...` after each iteration of the policy.
+    """Writes the scores of single prompts to `prompt_scores.jsonl`, and logs `fresh/...` metrics.
 
-    A batch is scored before it is trained on, so the prompts in it that no earlier batch had are
-    new to the policy. Must come before `Evaluation`, which hands it each evaluation's result. Only
-    the first process has the file.
+    A batch is scored before it is trained on, so prompts that no earlier batch had are new to the
+    policy. The `fresh/...` metrics, after each iteration of the policy phase, are means over these.
+    Must come before `Evaluation`, which hands it each evaluation's result. Only the first process
+    has the file.
     """
 
     run_dir: RunDir
@@ -60,7 +61,12 @@ class PromptScores(Callback):
     ) -> dict[str, float]:
         """Record an evaluation's scores of single prompts. Every rank must call this.
 
-        Returns: metrics of the latest evaluations together, on the first process alone.
+        Args:
+            kind: the kind of record in the file. Only "evaluation" counts toward the returned
+                metrics.
+
+        Returns: the means over the latest evaluations as metrics. They are empty on other processes
+        than the first.
         """
         k = result.k
         groups = (result.rollouts[i : i + k] for i in range(0, len(result.rollouts), k))
@@ -77,8 +83,8 @@ class PromptScores(Callback):
         }
 
     def _fresh_metrics(self, file: ScoresFile) -> dict[str, float]:
-        """Return the accuracy on the prompts that were new when their batch was sampled, over the
-        last batches."""
+        """Return the mean score, over the last batches, of the prompts that were new when sampled,
+        as metrics."""
         fresh = file.history.fresh()
         if not fresh.scores:
             return {}
@@ -98,7 +104,7 @@ class PromptScores(Callback):
         self._log_file()
 
     def _log_file(self) -> None:
-        """Log the file as an artifact of the run, where a report reads it."""
+        """Log `prompt_scores.jsonl` as an artifact of the run, if there is one."""
         if self._file is not None and (text := self._file.read()):
             self.logger.log_text(text, SCORES_NAME)
 
@@ -109,7 +115,8 @@ def of_all_ranks(scores: Sequence[PromptScore]) -> list[PromptScore]:
 
 
 def named(key: str, means: Iterable[float]) -> dict[str, float]:
-    """Return the mean over prompts as the metric `key`, and its interval beside it."""
+    """Return the mean of the prompts' means as the metric `key`, and its confidence interval as
+    `key_ci_low` and `key_ci_high`."""
     values = torch.tensor(list(means), dtype=torch.float64)
     sums = torch.stack([values.sum(), values.square().sum(), torch.ones_like(values).sum()])
     mean_and_interval = mean_of_sums(sums)

@@ -1,4 +1,5 @@
-"""Callbacks that log and show the metrics of every optimizer step and iteration, and watch them."""
+"""Callbacks that log and show the metrics of every optimizer step and iteration, and warn or stop
+by them."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ BF16_PEAKS = {
 class Recording(Callback):
     """Logs and shows the metrics of every optimizer step and of every iteration.
 
-    They are logged at the number of optimizer steps (`trainer.global_step`), from which the logger
-    makes the charts' x axis (`StepAxis`).
+    Their step is the number of optimizer steps (`trainer.global_step`), which the logger shifts so
+    that the charts' x axis begins where the policy phase does (`StepAxis`).
     """
 
     def __init__(self, logger: RunLogger, progress: Progress) -> None:
@@ -67,7 +68,7 @@ class Recording(Callback):
         self.profile = StageTimes()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Show that the networks are being loaded, which Lightning does next."""
+        """Show the stage "loading" on the console, because Lightning loads the networks next."""
         self._stages.enter_context(self.progress.stage("loading"))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -139,8 +140,8 @@ class Recording(Callback):
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def note_not_updated(self, module: VapoModule) -> None:
-        """Say that a network had no loss in any minibatch of the iteration, once for each streak of
-        such iterations."""
+        """Note each network that had no loss in any minibatch of the iteration. Of several such
+        iterations in a row, only the first is noted."""
         without = module.minibatches_without_loss
         not_updated = {n for n, number in without.items() if number == module.num_minibatches[n]}
         for name in sorted(not_updated - self._not_updated):
@@ -151,10 +152,10 @@ class Recording(Callback):
         self._not_updated = not_updated
 
     def note_rewards(self, rewards: Float[Tensor, " B"], left_text: str = "") -> None:
-        """Say, once in a run, that all rewards of an iteration are equal, and once that one is
-        large.
+        """Note, once in a run, that all rewards of an iteration are equal, and once that a reward
+        is very large.
 
-        `left_text` says what equal rewards still teach. Every rank must call this.
+        `left_text` says what can still be learned from equal rewards. Every rank must call this.
         """
         every = gather_over_ranks(rewards)
         if not self._said_large_rewards and (large := about_large(every.tolist())) is not None:
@@ -176,8 +177,8 @@ class Recording(Callback):
 
 
 def left_to_learn(config: FitConfig, phase: Phase, accuracy: float) -> str:
-    """Return what a batch of equal rewards still teaches the policy, as the end of a sentence. The
-    text is empty if it teaches nothing."""
+    """Return what the policy still learns from a batch of equal rewards, as the end of a sentence.
+    It is empty if the policy learns nothing."""
     algorithm = config.algorithm
     if phase is not Phase.POLICY_OPTIMIZATION:
         return ""
@@ -189,9 +190,10 @@ def left_to_learn(config: FitConfig, phase: Phase, accuracy: float) -> str:
 
 
 def memory_metrics() -> dict[str, float]:
-    """Measure the resident memory of this process, and torch's peaks on the GPU, in GiB.
+    """Return the resident memory of this process, and torch's peaks on the GPU if there is one, in
+    GiB.
 
-    Other processes cannot have the memory that torch has reserved, because it keeps freed blocks.
+    Memory that torch has reserved includes freed blocks, which other processes cannot have.
     """
     metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / GIB}
     if torch.cuda.is_available():
@@ -203,7 +205,8 @@ def memory_metrics() -> dict[str, float]:
 def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> float | None:
     """Return the device's peak in TFLOP/s for this run, or None if it is not known.
 
-    It is the config's number, or that of a known GPU if the run computes in bfloat16.
+    It is the config's number. If the config has none and the run computes in bfloat16, it is the
+    data sheet's of a known GPU.
     """
     if trainer.peak_tflops is not None:
         return trainer.peak_tflops
@@ -215,7 +218,8 @@ def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> flo
 
 
 def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Average each metric over the optimizer steps in which it is finite; nan if it is in none."""
+    """Return the mean of each metric over the steps in which it is finite, or nan if it is finite
+    in none."""
     keys = {key for step in steps for key in step}
     values = {
         key: [step[key] for step in steps if math.isfinite(step.get(key, math.nan))] for key in keys
@@ -224,10 +228,10 @@ def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 class Watch(Callback):
-    """Logs `faults/...` and `watch/...`, warns, and ends a run whose watcher says so.
+    """Logs `faults/...` and `watch/...` metrics, warns, and stops a run whose watcher says so.
 
     It raises StoppedRun at the end of an iteration. It must come after `Recording` and before the
-    checkpoints, so that a run which stops has its metrics, and keeps the checkpoint from before.
+    checkpointing, so that a run which stops has its metrics, and keeps the checkpoint from before.
     """
 
     def __init__(
@@ -262,9 +266,11 @@ class Watch(Callback):
 
     @property
     def why_held(self) -> str:
-        """Why `last.ckpt` must be kept, because the run may soon stop itself; else empty.
+        """Why the run may soon stop itself, so that `last.ckpt` must be kept; empty if there is no
+        reason.
 
-        It is decided by this iteration alone. A watcher without a figure in it holds nothing.
+        It depends on the latest iteration alone. A watcher whose metric that iteration lacks is no
+        reason.
         """
         skipped = [f"the {n}'s latest update was skipped" for n in self.faults.latest_skipped]
         return " and ".join([*skipped, *(state.describe_count() for state in self._counting)])
@@ -285,8 +291,8 @@ class Watch(Callback):
     def check_metrics(
         self, iteration: int, phase: Phase, metrics: dict[str, float]
     ) -> list[tuple[WatcherState, bool]]:
-        """Return the watchers that have a figure in this iteration, each with whether it is in
-        alarm, and warn for those that are."""
+        """Return the watchers whose metrics this iteration has, each with whether it is in alarm.
+        Warn for each that is."""
         looks = []
         for state in self.watchers:
             if state.sign.of_policy_phase and phase is Phase.VALUE_PRETRAINING:
@@ -300,8 +306,8 @@ class Watch(Callback):
         return looks
 
     def warn(self, state: WatcherState) -> None:
-        """Keep the watcher's figure for the summary, and warn of it on the console and by a tag,
-        once for each episode of alarms."""
+        """Keep the watcher's description for the summary. Once per episode of alarms, show it on
+        the console and tag the run with it."""
         assert state.episode is not None
         self.warnings[state.name] = state.describe()
         if not state.episode.alarmed:
@@ -311,7 +317,10 @@ class Watch(Callback):
 
 
 def agreed(metrics: dict[str, float], state: WatcherState) -> dict[str, float]:
-    """Make the watchers' figures bit-identical on all ranks, so that all ranks stop or none."""
+    """Return the watcher's metrics, the same on all ranks, so that all ranks stop or none does.
+
+    Each is the maximum over ranks; -inf if no rank has a finite number.
+    """
     values = [metrics.get(key, math.nan) for key in state.sign.metrics]
     finite_values = [v if math.isfinite(v) else -math.inf for v in values]
     known_everywhere = max_over_ranks(torch.tensor(finite_values, dtype=torch.double))

@@ -1,4 +1,5 @@
-"""The charts' x axis: it begins where the policy begins, so that systems stand over each other."""
+"""Sets where the charts' x axis begins: where the policy phase does, so that systems can be
+compared."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from vapo.types import Phase
 
 @dataclass(eq=False)
 class StepAxis(Callback):
-    """Tells the logger at which of the trainer's steps the policy begins.
+    """Tells the logger at which of the trainer's steps the policy phase begins, which is 0 on the x
+    axis.
 
-    At first that is where value pretraining is to end. If it ends earlier, its steps stop short of
-    0. If it goes on beyond that, as in a run that was resumed with more iterations of it, the
-    policy begins at a step above 0. A run that an earlier version began counts from its first
-    minibatch, to its end. Must come after `Recording`, whose last metrics of value pretraining
-    stand beside those of its last minibatch, and before the checkpoints.
+    At first that is the step at which value pretraining is to end. If the phase ends earlier, that
+    step is set then, so its charts end before 0. If it goes on for longer, as in a run that was
+    resumed with more iterations of it, the policy phase begins above 0. A run that an earlier
+    version began counts from its first minibatch, to its end. Must come after `Recording`, so that
+    the last metrics of value pretraining are logged before the shift changes, and before the
+    checkpointing.
     """
 
     logger: RunLogger
@@ -41,7 +44,8 @@ class StepAxis(Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Count from the first minibatch, unless the checkpoint has a state of this callback."""
+        """Count from the first minibatch. If the checkpoint has a state of this callback, that
+        overwrites it."""
         self.logger.policy_begins_at = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -46,9 +46,9 @@ class ValuePretraining(Callback):
     With `stored` rollouts (`data`) the held-out explained variance is measured after each pass over
     them, and the phase ends with the weights of the best pass.
 
-    If no response has trained the critic, the run ends at the switch, before anything is saved. The
-    last checkpoint is then from the iteration before, so a run that is resumed with another filter
-    trains the critic in that iteration again.
+    If no response has trained the critic, the run ends with a UserError before anything is saved.
+    The last checkpoint is then from the iteration before, so a run that is resumed with another
+    filter trains the critic in that iteration again.
 
     Source: VAPO 4.1; VC-PPO 3.2.
     """
@@ -82,7 +82,8 @@ class ValuePretraining(Callback):
                 compute_states(pl_module, self.stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin the phase. A checkpoint that is restored later overwrites it with its own phase."""
+        """Set the module's phase to value pretraining. A checkpoint that is restored later
+        overwrites it."""
         assert isinstance(pl_module, VapoModule)
         if self.num_iterations > 0:
             pl_module.phase = Phase.VALUE_PRETRAINING
@@ -126,11 +127,11 @@ class ValuePretraining(Callback):
         )
 
     def _save(self, critic: Critic, config: FitConfig) -> None:
-        """Write a folder for the critic, or one for each of several.
+        """Write a model folder for the critic, or one for each of several.
 
-        A disk may fill up between two of them, so all processes meet after each.
+        A disk may fill up between two of them, so all processes wait for each other after each.
 
-        Raises: InterruptedRunError on all processes: it cannot be written.
+        Raises: InterruptedRunError on all processes: a folder cannot be written.
         """
         for folder, member in network_folders(critic, self.critic_dir).items():
             write = partial(
@@ -143,10 +144,13 @@ class ValuePretraining(Callback):
     def measure_passes(
         self, iteration: Iteration, module: VapoModule, finished: int, *, is_last: bool
     ) -> bool:
-        """Measure the critic if the iteration ends a pass over stored rollouts.
+        """Measure the critic's held-out explained variance if the iteration ends a pass over stored
+        rollouts.
 
-        Returns: whether the phase must end now, because of the number of passes or of what they
-        brought. The held-out figure joins the iteration's metrics.
+        It is added to the iteration's metrics.
+
+        Returns: whether the phase must end now, because all passes are done or the last ones were
+        no better.
         """
         stored = self.stored
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
@@ -162,7 +166,8 @@ class ValuePretraining(Callback):
         return self.best.is_over()
 
     def stop_rule_met(self, finished: int, *, explained_variance: float, value_loss: float) -> bool:
-        """Whether every stop limit that is set is met, after at least `min_iterations`."""
+        """Whether all stop limits of the config are met, after at least `min_iterations`. It is
+        False if none is set."""
         min_explained_variance, max_value_loss = (
             self.settings.stop_explained_variance,
             self.settings.stop_value_loss,
@@ -177,7 +182,7 @@ class ValuePretraining(Callback):
 
 
 def nothing_trained(config: FitConfig, finished: int) -> str:
-    """Return the error's text for a value pretraining in which no response carried value loss."""
+    """Return the error message for a value pretraining in which no response carried value loss."""
     filters = config.rewards.overlong.filter_truncated and config.critic.truncated == "as_policy"
     reason, fix = "the lines of its iterations say why", "mend that"
     if filters:
@@ -196,8 +201,10 @@ def nothing_trained(config: FitConfig, finished: int) -> str:
 
 
 def compute_states(module: VapoModule, stored: RolloutDataset) -> None:
-    """Compute the actor's hidden states on stored rollouts, if the critic reads them. The actor
-    must still have the weights that it starts with."""
+    """Compute and store the actor's hidden states on stored rollouts, if the critic reads them.
+
+    The actor must still have its initial weights.
+    """
     if not module.config.critic.reads_actor:
         return
 
@@ -212,11 +219,11 @@ def compute_states(module: VapoModule, stored: RolloutDataset) -> None:
 
 
 def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, float]:
-    """Compute the values V that the critic gives a batch now, and how much they explain.
+    """Compute the critic's current values V of a batch, and its explained variance.
 
     Returns: the batch with the values, and the explained variance 1 - Var(R - V) / Var(R) over
-    tokens or turns. R is the Monte-Carlo return of the critic's rewards. It is nan if all R are
-    equal.
+    tokens or turns. R is the Monte-Carlo return of the critic's rewards. The variance is nan if all
+    R are equal.
     """
     evaluated = module.add_logprobs_and_values(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
@@ -231,12 +238,13 @@ def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatc
 
 @dataclass
 class BestCritic:
-    """Keeps the critic of the pass that explains most of the held-out returns.
+    """Keeps the critic of the pass over stored rollouts that has the largest held-out explained
+    variance.
 
-    It keeps the weights, the optimizer's moments and the window of `critic.ridge`. The moments of
-    later passes would push the best weights towards the ones that were given up. So `restore` makes
-    the critic as if training had ended with its best pass. The state is part of the checkpoint, so
-    that a resumed run ends with the same weights.
+    It keeps the weights, the optimizer's moments and the Gram matrices of `critic.ridge`, so that
+    after `restore` the critic is as if training had ended with that pass. (Moments of later passes
+    would push the weights towards those that were given up.) The state is part of the checkpoint,
+    so that a resumed run ends with the same weights.
     """
 
     settings: components.ValuePretraining
@@ -249,9 +257,9 @@ class BestCritic:
     digest: str = ""
 
     def begin(self, stored: RolloutDataset) -> None:
-        """Remember which file of rollouts the run reads, so that every checkpoint names it.
+        """Remember the digest of the stored rollouts, so that every checkpoint names them.
 
-        Raises: UserError: a resumed run reads another file than it began with.
+        Raises: UserError: a resumed run reads another file than the one that it began with.
         """
         if self.digest and self.digest != stored.digest:
             raise UserError(
@@ -261,16 +269,15 @@ class BestCritic:
         self.digest = stored.digest
 
     def due(self, stored: RolloutDataset, finished: int, *, is_last: bool) -> bool:
-        """Whether the iteration ends a pass over the file, or the whole phase."""
+        """Whether the critic is measured after this iteration: it ends a pass over the file, or the
+        phase."""
         return is_last or stored.passes(finished) > stored.passes(finished - 1)
 
     def measure(
         self, module: VapoModule, optimizer: Optimizer, stored: RolloutDataset, finished: int
     ) -> float | None:
-        """Return the held-out explained variance, and keep the critic if it is the best so far.
-
-        It is None if no rollouts are held out.
-        """
+        """Return the held-out explained variance, or None if no rollouts are held out. Keep the
+        critic if it is the best so far."""
         self.passes = stored.passes(finished)
         if not stored.heldout:
             return None
@@ -284,14 +291,16 @@ class BestCritic:
         return explained_variance
 
     def is_over(self) -> bool:
-        """Whether all passes are done, or none of the last `patience` ones was the best."""
+        """Whether all passes are done, or the last `patience` passes were no better than the best
+        one."""
         epochs, patience = self.settings.epochs, self.settings.patience
         return (epochs is not None and self.passes >= epochs) or (
             patience is not None and self.passes - self.best_pass >= patience
         )
 
     def restore(self, module: VapoModule, optimizer: Optimizer) -> None:
-        """Give the critic its best weights back, and its optimizer the moments of their pass."""
+        """Set the critic's weights and its optimizer's moments to those of the best pass, and free
+        the copies."""
         module.get_submodule("critic").load_state_dict(self.weights)
         if self.moments:  # a checkpoint of an earlier version has none
             put_moments(optimizer, self.moments)
