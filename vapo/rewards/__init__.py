@@ -1,1 +1,2 @@
-"""Rewards: response text and reference answer -> verdict and reward."""
+"""Rewards: a response's text is compared with the reference answer, which gives verdict and
+reward."""

@@ -1,4 +1,4 @@
-r"""Finds the boxes and `<answer>` tags of a response.
+r"""Finds the boxes (`\boxed{...}` and the like) and `<answer>` tags in a response's text.
 
 A mention of the command or the tag, as in `given in \boxed form`, does not count as one.
 """
@@ -66,10 +66,11 @@ _PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Box:
-    r"""A box or a tag, from position `start` up to `end`, just behind its last brace or tag.
+    r"""A box or an `<answer>` tag in a text, and its content.
 
+    It begins at position `start` and ends before `end`, which is just behind its last brace or tag.
     `is_cut` means that it does not close, or that its command has no braces around the answer.
-    `is_frame` means that it is a box by another command than `\boxed`.
+    `is_frame` means that its command is another than `\boxed`.
     """
 
     start: int
@@ -80,9 +81,9 @@ class Box:
 
     @property
     def is_placeholder(self) -> bool:
-        r"""Whether it is empty or stands for an answer, as in `I used \boxed{} as asked`.
+        r"""Whether the box is empty or only stands for an answer, as in `I used \boxed{} as asked`.
 
-        A frame around a note of several words counts, too.
+        A frame around a note of several words is a placeholder, too.
         """
         is_long = len(self.content) > _MAX_PLACEHOLDER_CHARS
         has_digits = bool(re.search("[0-9]", self.content))
@@ -95,9 +96,9 @@ class Box:
 
 
 def last_box(text: str) -> Box | None:
-    r"""Return the last box, or the last boxes as one if only `,`, `and` or `or` is between them.
+    r"""Return the text's last box. If only `,`, `and` or `or` is between the last boxes, join them.
 
-    Placeholders count only if there is no other box.
+    The result is None if there is no box. Placeholders count only if there is no other box.
 
     >>> last_box(r"so $x = \boxed{1}$ or $x = \boxed{2}$, in \boxed{} form").content
     'x = 1 or x = 2'
@@ -119,9 +120,10 @@ def last_box(text: str) -> Box | None:
 
 
 def _joined(text: str, boxes: list[Box], names: list[str]) -> Box:
-    """Make one box of several; it holds the list of their contents, each once.
+    """Join neighbouring boxes to one, whose content is the list of their contents, each once.
 
-    If there is a name such as `x =` before every box, the items have these names.
+    `names` has the name before each box but the first, such as `x =`, or an empty text. If every
+    box has a name, the items have these names.
     """
     first = boxes[0]
     name = _NAME.search(text[max(0, first.start - _MAX_BETWEEN) : first.start])
@@ -135,11 +137,11 @@ def _joined(text: str, boxes: list[Box], names: list[str]) -> Box:
 
 
 def _boxes(text: str) -> list[Box]:
-    """Return the outermost boxes in order.
+    """Return the text's outermost boxes in order.
 
     Space or a line's end may stand before the brace, as in TeX. If a box holds only another box,
-    its content is that box's. A frame around other boxes is left out. A last box that never closes
-    is cut: the response ended inside its answer.
+    its content is the inner box's. A frame around other boxes is left out. If the last box never
+    closes, it is cut: the response ended inside its answer.
     """
     openings: list[_Opening | None] = []  # of open braces
     openings_by_brace: dict[int, _Opening] = {}  # where a brace opens a box
@@ -186,7 +188,7 @@ class _Opening:
 
 @dataclass(frozen=True)
 class _Span:
-    """A box from `start` to `end`, with its content from `begin` to `stop`."""
+    """A box from position `start` to `end` in a text, with its content from `begin` to `stop`."""
 
     start: int
     end: int
@@ -197,9 +199,10 @@ class _Span:
 
 
 def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int, int]) -> None:
-    """Append a box that closes to `spans`, and remove the boxes inside it from them.
+    """Append the box that `closing` closes to `spans`, and remove the boxes inside it from `spans`.
 
-    A frame around boxes is dropped instead.
+    If the box is a frame around other boxes, it is dropped instead. `closing` has the positions at
+    which the content and the box end.
     """
     stop, end = closing
     content = opening.begin, stop
@@ -213,10 +216,10 @@ def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int,
 
 
 def _without_braces(text: str, start: int, end: int) -> _Span | None:
-    r"""Return the box of a command without braces: `\boxed(42)` has its content in other brackets.
+    r"""Return the box of a command that no brace follows, or None if the command is only mentioned.
 
-    The box is cut if an answer follows without brackets, and empty at the response's end. Otherwise
-    the command is only mentioned, and there is none.
+    The content of `\boxed(42)` is in other brackets. If an answer follows without brackets, the box
+    is cut; if the response ends there, it is empty.
     """
     if match := _OTHER_BRACKETS.match(text, end):
         begin, stop = next(match.span(i) for i in (2, 3, 4) if match.group(i) is not None)
@@ -231,9 +234,10 @@ def _without_braces(text: str, start: int, end: int) -> _Span | None:
 
 
 def last_tag(text: str) -> Box | None:
-    """Return the last `<answer>...</answer>`. Placeholders count only if there is no other tag.
+    """Return the text's last `<answer>...</answer>`, or None if there is none.
 
-    A tag that does not close is cut, unless it is a mention: `as asked in <answer> tags`.
+    Placeholders count only if there is no other tag. A tag that does not close is cut, unless it is
+    a mention: `as asked in <answer> tags`.
     """
     placeholder: Box | None = None
     tag: Box | None

@@ -1,6 +1,7 @@
-r"""Where the cases of an expression with one varying symbol meet, and points between these places.
+"""Finds points at which two expressions with one varying symbol are compared: one in each case.
 
-`|x-1|+|x-2|` is `|2x-3|` but for x between 1 and 2, where points drawn at random need not lie.
+Absolute values, floors and the like have cases: `|x-1|+|x-2|` is `|2x-3|` except for x between 1
+and 2, where points drawn at random need not lie.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ Evaluate = Callable[[Node, Number], Number | None]
 
 
 def case_points(nodes: tuple[Node, ...], name: str, evaluate: Evaluate) -> list[Number]:
-    """Return values of the symbol, one for each case: between the places where cases meet, and
-    beyond them.
+    """Return values of the symbol, one in each case of the expressions.
 
-    With a floor in an expression there are also these places and whole numbers themselves.
+    Cases meet where the argument of an absolute value is 0, a denominator is 0 and so on. The
+    values lie between these meeting points and beyond them. If there is a floor, the meeting points
+    themselves and whole numbers are returned as well. The list is empty if no meeting point is
+    found.
     """
     parts = dict.fromkeys(part for node in nodes for part in _parts(node))
     places = {place for part in parts for place in _meetings(part, name, evaluate)}
@@ -57,7 +60,8 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _meetings(part: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Yield the values of the symbol at which this part changes its case."""
+    """Yield the values of the symbol at which this part of an expression changes from case to
+    case."""
     if part.kind in _STEPS:
         yield from _steps(part.children[0], name, evaluate)
     elif part.kind == "divide":
@@ -82,9 +86,10 @@ def _steps(argument: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
 
 
 def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Yield the values of the symbol for which the node has the value `target`.
+    """Yield the values of the symbol for which the node's value is `target`.
 
-    The operations on the symbol are inverted one after the other, from the outside to the inside.
+    The operations on the symbol are inverted one after the other, from the outermost to the
+    innermost.
     """
     varying = [child for child in node.children if name in symbols_of(child)]
     if node.kind == "symbol" and node.value == name:
@@ -101,7 +106,10 @@ def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterat
 
 
 def _undone(node: Node, inner: Node, target: Number, evaluate: Evaluate) -> list[Number]:
-    """Return the values of `inner`, the one part that varies, for which the node is `target`."""
+    """Return the values of the child `inner` for which the node's value is `target`.
+
+    The other children must not contain the symbol. The list is empty if no real value is found.
+    """
     other_values = [evaluate(child, Fraction(0)) for child in node.children if child is not inner]
     is_first = node.children[0] is inner
     try:
@@ -140,7 +148,7 @@ the node's value and the values of its other parts."""
 
 
 def _zeros_of_polynomial(values: list[Number | None]) -> list[Number]:
-    """Return the real zeros of the polynomial with these values at `_SAMPLED`.
+    """Return the real zeros of the polynomial that has these values at the points `_SAMPLED`.
 
     The list is empty if no polynomial of degree 1 to `MAX_DEGREE` has these values.
     """
@@ -169,7 +177,7 @@ def _zeros_of_polynomial(values: list[Number | None]) -> list[Number]:
 
 
 def _roots(coefficients: list[Number]) -> list[Number]:
-    """Return the real roots of a polynomial; its coefficients begin with the highest power's."""
+    """Return the real roots of a polynomial. The coefficient of the highest power comes first."""
     first, second = coefficients[:2]
     if len(coefficients) == 2:
         return [-second / first]

@@ -1,4 +1,4 @@
-"""The answer in the plain end of a response, which has neither a box nor a tag."""
+"""Finds the answer in the last lines of a response that has neither a box nor a tag."""
 
 from __future__ import annotations
 
@@ -110,13 +110,15 @@ class _Marked:
 
 
 def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -> str | None:
-    """Return the answer of a response without a box: its last line, or what that line says.
+    """Return the answer that the last lines of a response without a box give, or None if they give
+    none.
 
-    The line may be `Answer: 42`, `The answer is 42.`, `#### 42`, an answer itself, `so x = 42`,
-    `The total is 42.` or `So she has 42 apples left.`. A line that denies something has no answer.
-    The first three are marked answers, after which lines without a number may follow.
+    The last line may be `Answer: 42`, `The answer is 42.`, `#### 42`, an answer itself, `so x =
+    42`, `The total is 42.` or `So she has 42 apples left.`. A line that denies something has no
+    answer. The first three forms are marked answers, after which lines without a number may follow.
 
     Args:
+        is_answer: tells whether a whole text is an answer.
         only_marked: whether only marked answers count.
     """
     # the end of the thoughts also ends a line
@@ -142,9 +144,9 @@ def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -
 
 
 def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None:
-    """Return the text that the line at `index` marks as the answer; None without a mark.
+    """Return the text that the line at `index` marks as the answer, or None if there is no mark.
 
-    It is the whole line if the line before is a mark alone, such as `Answer:`.
+    If the line before is only a mark, such as `Answer:`, the text is this whole line.
     """
     line = without_setting(without_markdown(lines[index]))
     answer, text_before = _last_marked(line)
@@ -163,7 +165,8 @@ def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None
 
 
 def _last_marked(line: str) -> tuple[str, str]:
-    """Return the text after the line's last marker, and the text before that marker."""
+    """Return the text after the line's last mark, and the text before that mark. Both are empty if
+    there is no mark."""
     answer = text_before = ""
     match = _MARKER.search(line)
     while match:
@@ -175,7 +178,7 @@ def _last_marked(line: str) -> tuple[str, str]:
 
 
 def _without_remark(answer: str, is_answer: IsAnswer) -> str:
-    """Drop a remark after the first sentence, as in `42. This is the sum.`"""
+    """Drop a remark after an answer's first sentence: `42. This is the sum.` becomes 42."""
     first, *remarks = _SENTENCE_END.split(answer, maxsplit=1)
     first = without_setting(without_marks(first))
     if remarks and re.search("[0-9]", first) and is_answer(first) and _is_remark(remarks[0]):
@@ -189,7 +192,7 @@ def _is_denied(text_before: str) -> bool:
 
 
 def _is_remark(line: str) -> bool:
-    """Whether the line says nothing that could be another answer, or retract one."""
+    """Whether the line neither states an answer nor takes an earlier one back."""
     text = without_markdown(line)
     if re.search(r"[0-9=<>^\\$]|(?<![A-Za-z'])[B-HJ-Zb-z](?![A-Za-z'])", text):
         return False
@@ -214,8 +217,9 @@ def _ending(line: str, is_answer: IsAnswer) -> str | None:
 def _concluded(line: str, is_answer: IsAnswer) -> str | None:
     """Return the only number of a concluding last sentence, as in `So she has 42 apples left.`
 
-    It is None if the sentence has another number, or words that make this one inexact, a name or
-    another number. It is also None if the sentence does not end, as in a response that was cut.
+    It is None if there is no such sentence, if the sentence has another number, or if words change
+    what the number means (`about 42`, `page 42`). It is also None if the sentence does not end, as
+    in a response that was cut.
     """
     sentence = _SENTENCE_END.split(line)[-1]
     conclusion, numbers = _CONCLUSION.match(sentence), list(_NUMBER.finditer(sentence))

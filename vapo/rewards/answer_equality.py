@@ -1,4 +1,4 @@
-"""Whether a response's answer is the reference's, and which answers vote together."""
+"""Decides whether a response's answer equals the reference, and whether two answers vote alike."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _RANGE = re.compile(r"[0-9]+-[0-9]+|[0-9]+([-/])[0-9]+\1[0-9]+")
 def is_same_answer(reference: str, response: str, *, counts_percent: bool = False) -> bool:
     """Whether the whole of the response's answer equals the reference.
 
-    A unit or a name that the reference has may be left out. A unit that it does not have may be
-    added where it changes no number: `42 apples` is 42, `42 million` and `42 dozen` are not.
+    A unit or a name that the reference has may be left out. A unit that the reference lacks may be
+    added if it does not change the number: `42 apples` is 42, `42 million` and `42 dozen` are not.
 
     Args:
         counts_percent: whether `25%` equals the reference 25, too, and not only 0.25.
@@ -41,10 +41,11 @@ def is_same_answer(reference: str, response: str, *, counts_percent: bool = Fals
 
 
 def same_both_ways(first: str, second: str) -> bool:
-    r"""Whether two responses give the same answer: each equals the other as a reference.
+    r"""Whether two responses give the same answer: each equals the other taken as the reference.
 
-    So `50\%` votes with `0.5`, and not with 50, which does not equal `0.5`. Without a reference
-    nothing says that 5 means 5 cm and not 5 m, or that 12 is choice C: these answers differ.
+    So `50\%` equals `0.5`, but not 50, because 50 does not equal a reference `0.5`. Units and
+    letters must be alike: without a reference nothing says that 5 means 5 cm and not 5 m, or that
+    12 is choice C.
     """
     forms = parse_answer(first), parse_answer(second)
     if _units(forms[0]) != _units(forms[1]) or _letter(forms[0]) != _letter(forms[1]):
@@ -53,9 +54,9 @@ def same_both_ways(first: str, second: str) -> bool:
 
 
 def vote_classes(answers: Sequence[str]) -> list[int]:
-    """Return for each answer the index of the first one that is the same.
+    """Return for each answer the index of the first answer that is the same.
 
-    At most k(k-1)/2 pairs of k answers are compared.
+    Of k answers at most k(k-1)/2 pairs are compared.
     """
     firsts: list[int] = []
     classes = []
@@ -69,9 +70,10 @@ def vote_classes(answers: Sequence[str]) -> list[int]:
 
 
 def _same_percentage(gold: Form, answer: Form) -> bool:
-    """Whether the answer is a percentage whose number is the reference, as 25% is 25.
+    """Whether the answer is a percentage whose number is the reference: 25% for the reference 25.
 
-    A reference whose absolute value is at most 1 is a fraction: 0.5% is not 0.5, and 1% is not 1.
+    It is False for a reference whose absolute value is at most 1, which is read as a fraction: 0.5%
+    is not 0.5, and 1% is not 1.
     """
     if answer.kind == "equation" and answer.label:
         answer = answer.items[0]
@@ -133,7 +135,8 @@ def _is_choice(form: Form) -> bool:
 
 
 def _same_choice(gold: Form, answer: Form) -> bool:
-    """Compare answers of which one is a choice with a text: `(C) 12` equals C, and 12."""
+    """Whether two answers are equal, one of which is a choice with a text: `(C) 12` equals C, and
+    12."""
     if _letter(gold) and _letter(answer):
         texts = [form.items[0] for form in (gold, answer) if form.items]
         return _letter(gold) == _letter(answer) and (len(texts) < 2 or _same(*texts))
@@ -149,9 +152,9 @@ def _letter(form: Form) -> str:
 
 
 def _units(form: Form) -> frozenset[str]:
-    """The names of an answer's units that say what it counts or measures.
+    """Return the names of the units in an answer that say what it counts or measures.
 
-    Dollars and `units` are left out, as they say no more than the number.
+    Dollars and `unit` are left out, because they say no more than the number.
     """
     unit_names = {form.unit.name} if form.unit is not None and form.unit.may_be_added else set()
     free = {DOLLARS.name, "unit", "unit^2", "unit^3"}
@@ -159,9 +162,9 @@ def _units(form: Form) -> frozenset[str]:
 
 
 def _same_words(gold: Form, answer: Form) -> bool:
-    """Whether two answers of words are spelled alike, so that `no` is not `on`.
+    """Whether two answers in words are spelled alike: `no` is not `on`.
 
-    Words equal a value if they are a product of symbols that equals it.
+    If one of them is a value, the words are read as a product of symbols, which must equal it.
     """
     if gold.kind == answer.kind:
         return gold.mark == answer.mark
@@ -195,7 +198,7 @@ def _may_be_added(unit: Unit | None, gold: Node) -> bool:
 def _without_unit(form: Form) -> Node:
     """Return a percentage or an angle in degrees as an expression without a unit.
 
-    Any other unit gives a symbol, which equals no number.
+    With another unit the expression is a symbol, which equals no number.
     """
     if form.unit == PERCENT:
         return Node("multiply", (number(Fraction(1, 100)), form.expression))

@@ -1,4 +1,5 @@
-r"""Parse expressions of answers: LaTeX -> a tree, by a small grammar that must match all of it.
+r"""Parses an answer's LaTeX into a tree of nodes, by a small grammar that must match the whole
+text.
 
 What the grammar does not know is an error, and nothing is skipped: `42_8`, `42 \text{ is wrong}`
 and `7 \Rightarrow 42` are not expressions. Ambiguous texts (`1/2x`, `x2`) are errors, too.
@@ -35,9 +36,9 @@ _BEGINNINGS = {*CLOSING, *GREEK, *FUNCTIONS, *CONSTANTS, "\\frac", "\\sqrt", "\\
 
 
 def parse_expression(text: str) -> Node:
-    """Parse the whole text as one expression.
+    """Parse the whole text as one expression, and return its tree.
 
-    Raises: NotUnderstoodError.
+    Raises: NotUnderstoodError: the grammar does not match the whole text.
     """
     parser = _Parser(_TOKEN.findall(text))
     node = parser.sum()
@@ -64,14 +65,17 @@ class _Parser:
         return token
 
     def accept(self, *tokens: str) -> bool:
-        """Take these tokens, if they are the next ones."""
+        """Consume these tokens if they are the next ones, and return whether they were."""
         end = self.position + len(tokens)
         is_next = self.tokens[self.position : end] == list(tokens)
         self.position = end if is_next else self.position
         return is_next
 
     def sum(self) -> Node:
-        """One sign and terms, joined by single signs."""
+        """Parse a sum: terms joined by single signs, with at most one sign before the first.
+
+        Raises: NotUnderstoodError: a term is malformed, or brackets are nested too deep.
+        """
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise NotUnderstoodError("nested too deep")
@@ -84,7 +88,8 @@ class _Parser:
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def product(self) -> Node:
-        """Parse factors and divisors into one node each: a long chain is then not a deep tree."""
+        """Parse a product of factors and divisors, all of which get one parent, so that the tree
+        stays flat."""
         factors = [self.factor()]
         divisors: list[Node] = []
         divides = False  # the last operator
@@ -130,7 +135,11 @@ class _Parser:
                 return node
 
     def argument(self, *, many_digits: bool = False) -> Node:
-        r"""What follows `\frac`, `\sqrt` or `^`: a group in braces, or one digit or letter."""
+        r"""Parse the argument of `\frac`, `\sqrt` or `^`: a group in braces, or one digit or
+        letter.
+
+        `many_digits` says whether a number without braces may have several digits.
+        """
         token = self.peek()
         if self.accept("{"):
             return self.group("}")
@@ -179,7 +188,8 @@ class _Parser:
         raise NotUnderstoodError(f"{token!r} in an expression")
 
     def number(self) -> Node:
-        r"""A number, with what repeats (`0.\overline{3}`) or a proper fraction (`1\frac{1}{2}`)."""
+        r"""Parse a number. It may have repeating decimals (`0.\overline{3}`) or be mixed
+        (`1\frac{1}{2}`)."""
         token = self.take()
         whole = Fraction(token)
         if self.accept(".", "\\overline"):
@@ -213,7 +223,10 @@ class _Parser:
         return Node("divide", (self.argument(), self.argument()))
 
     def function(self) -> Node:
-        r"""`\sin x`, `\sin^2 x`, `\log_{2}(8)`; without brackets, the argument is what is close."""
+        r"""Parse a function with its argument: `\sin x`, `\sin^2 x`, `\log_{2}(8)`.
+
+        Without brackets, the argument is the product that follows directly.
+        """
         name = self.take()[1:]
         base: tuple[Node, ...] = ()
         power = None

@@ -15,12 +15,12 @@ _HAS_WORDS = re.compile(r"\\text ?\{|[A-Za-z]{2,}(?: [a-z]{2,}|:)")
 
 
 def extract_answer(response_text: str) -> str | None:
-    """Return the answer's text, as it is written; None if there is none, empty for an empty box or
-    tag.
+    """Return the answer's text in a response, as it is written; None if there is none.
 
-    The answer is in the last box or tag, whichever begins later.
-    A placeholder, as in `I used an <answer></answer> tag`, counts only where no other box or tag,
-    and no mark as `Answer: 42`, says what the answer is.
+    The answer is the content of the last box or tag, whichever begins later; if both are missing,
+    it is what the last lines give. A placeholder, as in `I used an <answer></answer> tag`, counts
+    only where no other box or tag, and no mark such as `Answer: 42`, gives the answer. The text is
+    empty if the box or tag is.
     """
     text = plain_characters(response_text)
     candidates = _candidates(text)
@@ -40,7 +40,7 @@ def _candidates(text: str) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`; None if there is no box.
+    r"""Return the content of the text's last `\boxed{...}`, or None if there is no box.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed {\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -50,7 +50,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def _answer_within(text: str) -> str:
-    r"""Return the answer in a sentence that was put in a box or a tag; other text as it is.
+    r"""Return the answer in a sentence that was put into a box or a tag. Return other text
+    unchanged.
 
     >>> _answer_within(r"\text{The answer is } 42")
     '42'
@@ -67,7 +68,8 @@ def _answer_within(text: str) -> str:
 
 
 def is_answer(text: str) -> bool:
-    """Whether the whole text is understood as an answer. A word may be one, a sentence is not."""
+    """Whether the whole text can be parsed as an answer. A single word counts, a sentence does
+    not."""
     form = parse_answer(text)
     if form.kind == "words":
         return " " not in form.mark or form.node is not None

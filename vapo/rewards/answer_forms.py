@@ -1,4 +1,5 @@
-"""The forms that an answer may have, and those with several parts: inequalities and points."""
+"""The parsed form of an answer, and the parsing of forms with several parts: inequalities and
+points."""
 
 from __future__ import annotations
 
@@ -14,12 +15,17 @@ FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 
 @dataclass(frozen=True)
 class Form:
-    """`kind` is value, words, infinity, list, set, bracket, union, matrix, row, ratio, based,
-    equation, relation, choice or unknown.
+    """The parsed form of an answer, such as a value, a list or an interval.
 
-    `node` is a value's expression, or the left side of a relation minus its right side. `mark` is
-    the words, the brackets, the relation, the sign, the number in a base or the choice's letter.
-    `label` is the name that has this value. `spelling` is the cleaned text of a whole answer.
+    Attributes:
+        kind: value, words, infinity, list, set, bracket, union, matrix, row, ratio, based,
+            equation, relation, choice or unknown.
+        items: the parts of a form that has parts.
+        node: a value's expression, or the left side of a relation minus its right side.
+        mark: what tells forms of a kind apart: the words, the brackets, the relation, the sign, the
+            number in a base or the choice's letter.
+        label: the name of the value: x in `x = 5`.
+        spelling: the cleaned text of a whole answer.
     """
 
     kind: str
@@ -32,7 +38,7 @@ class Form:
 
     @property
     def expression(self) -> Node:
-        """The node of a form that has one, as values and relations have."""
+        """The form's `node`, which values and relations have."""
         assert self.node is not None
         return self.node
 
@@ -42,9 +48,10 @@ def difference(first: Node, second: Node) -> Node:
 
 
 def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
-    """Make an interval of `x < 3` or `1 < x < 3`, and a relation of any other inequality.
+    """Return the form of a chain of relations: an interval for `x < 3` or `1 < x < 3`, else a
+    relation.
 
-    Raises: NotUnderstoodError: it is a chain of relations that is not an interval.
+    Raises: NotUnderstoodError: it is a chain of several relations that is not an interval.
     """
     nodes, names = [parse_expression(part) for part in parts], list(relations)
     relation = Form("relation", node=difference(*nodes[:2]), mark=names[0])
@@ -71,7 +78,8 @@ def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
 
 
 def union_of(items: Sequence[Form]) -> Form | None:
-    """Make a union of intervals of one symbol, as in `x < 1 or x > 3`; None for other items."""
+    """Return the union of intervals of one symbol, as in `x < 1 or x > 3`, or None for other
+    items."""
     label = items[0].label
     if not label or any(item.kind != "bracket" or item.label != label for item in items):
         return None
@@ -79,9 +87,9 @@ def union_of(items: Sequence[Form]) -> Form | None:
 
 
 def have_an_order(names: Sequence[str]) -> bool:
-    r"""Whether these names have a usual order, and stand in it: x, y; a, b, c; r, \theta.
+    r"""Whether the names have a usual order and are in it, as x, y; a, b, c; r, \theta.
 
-    Other names, as m and b, have no usual order.
+    Other names, such as m and b, have no usual order.
     """
     if list(names) == ["r", r"\theta"]:
         return True
@@ -90,7 +98,8 @@ def have_an_order(names: Sequence[str]) -> bool:
 
 
 def point_of(items: Sequence[Form]) -> Form | None:
-    """Make the point (3, 4) of `x = 3, y = 4`, in any order; None for other items."""
+    """Return the point (3, 4) for the items `x = 3` and `y = 4`, in any order, or None for other
+    items."""
     if len(items) < 2 or any(item.kind != "equation" or not item.items for item in items):
         return None
     ordered = sorted(items, key=lambda item: item.label)
@@ -102,10 +111,10 @@ def point_of(items: Sequence[Form]) -> Form | None:
 
 
 def named_point(names: Sequence[str], point: Form) -> Form:
-    """Make the point with names of `(x, y) = (3, 4)`.
+    """Return the point with its coordinates' names, as in `(x, y) = (3, 4)`.
 
     Raises: NotUnderstoodError: the other side is not a point with as many coordinates as names, or
-        the names have no usual order.
+    the names have no usual order.
     """
     if point.mark != "()" or len(point.items) != len(names) or not have_an_order(names):
         raise NotUnderstoodError("names of something else than a point's coordinates")

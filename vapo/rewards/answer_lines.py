@@ -1,7 +1,5 @@
-"""Reads the last lines of a response without what a chat puts around an answer.
-
-That is Markdown, and wishes such as `I hope this helps!`.
-"""
+"""Returns the last lines of a response without Markdown and without wishes such as `I hope this
+helps!`."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ LARGEST_FACTORIAL = 20
 
 
 def closing_lines(text: str) -> list[str]:
-    """Return the lines without empty ones, rules and code fences, and without wishes at the end.
+    """Return a text's lines without empty ones, rules, code fences, and wishes at the end.
 
     If the last three lines are a formula between two lines of `$$`, they are joined to one.
     """
@@ -86,14 +84,16 @@ def is_bullet(line: str) -> bool:
 
 
 def without_markdown(line: str) -> str:
-    """Strip heading, quote, bullet, emphasis, code marks, quotation marks and emoji from a line."""
+    """Return a line without heading, quote, bullet, emphasis, code and quotation marks, and
+    emoji."""
     while match := _LINE_START.match(line):
         line = line[match.end() :]
     return without_marks(line)
 
 
 def without_marks(text: str) -> str:
-    """Do the same as `without_markdown` for text inside a line, where `- 3` is minus 3."""
+    """Return text from inside a line without Markdown and emoji. Unlike in `without_markdown`, a
+    leading `- ` stays, as it may be a minus."""
     text = _EMPHASIS.sub("", _STARRED_WORDS.sub(r"\1", _SET_TEXT.sub(r"\1", text)))
     while True:
         previous = text
@@ -125,7 +125,8 @@ def _is_picture(character: str) -> bool:
 
 
 def _without_wishes(line: str) -> str:
-    """Drop the wishes at a line's end: `The answer is 42. Let me know if it helps!`"""
+    """Return a line without wishes at its end, as in `The answer is 42. Let me know if it
+    helps!`"""
     parts = _SENTENCE_END.split(_SAME_LINE_WISH.sub("", line))
     while parts and _is_wish(parts[-1]):
         del parts[-2:]

@@ -1,4 +1,4 @@
-"""The numbers of answers and their arithmetic: exact for rational numbers, else to 200 digits.
+"""Numbers of answers and their arithmetic: exact for rational numbers, else with 200 digits.
 
 Every operation is bounded in time and in the size of its result.
 """
@@ -29,7 +29,8 @@ _ABSOLUTE = mp.mpf(10) ** -(DIGITS - 20)
 
 
 class UndefinedError(ArithmeticError):
-    """An operation has no value, as a division by zero, log of zero or an ambiguous root."""
+    """Raised by an operation that has no value: a division by zero, log of zero or an ambiguous
+    root."""
 
 
 def numbers_equal(a: Number, b: Number) -> bool:
@@ -45,7 +46,7 @@ def is_zero(value: Number) -> bool:
 
 
 def are_too_small(a: Number, b: Number) -> bool:
-    """Whether both numbers are so small that they may be rounding errors of 0."""
+    """Whether both numbers are inexact and so close to 0 that they may be rounding errors of 0."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return False
     return bool(max(abs(inexact(a)), abs(inexact(b))) <= 10 * _ABSOLUTE)
@@ -172,7 +173,7 @@ def _binomial(n: Number, k: Number) -> Number:
 
 
 def _bounded_mpmath_function(name: str) -> Callable[[Number], Number]:
-    """Return mpmath's function with bounds on its argument and its result."""
+    """Return mpmath's function of this name, with bounds on its argument and its result."""
     function = getattr(mp, name)
 
     def bounded(value: Number) -> Number:
@@ -199,7 +200,8 @@ def _ln(value: Number) -> Number:
 
 
 def _log(value: Number, base: Number | None = None) -> Number:
-    r"""Return a logarithm. Without a base, `\log` has a fixed base that is neither e nor 10."""
+    r"""Return a logarithm. Without a base, `\log` gets one that no answer uses, neither e nor
+    10."""
     if base is None:
         return _ln(value) * _UNKNOWN
     return _divide(_ln(value), _ln(base))

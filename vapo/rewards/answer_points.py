@@ -28,9 +28,9 @@ NUM_NEAR_VARIANTS = 3
 
 @lru_cache(maxsize=64)
 def points(num_symbols: int) -> tuple[tuple[Number, ...], ...]:
-    """Return the points at which expressions are compared, each with one number for each symbol.
+    """Return the points at which expressions with this many symbols are compared.
 
-    The points of the first variant come first.
+    Each point has a number for each symbol. Points near zero come first.
     """
     patterns = sign_patterns(num_symbols)
     return tuple(
@@ -41,10 +41,10 @@ def points(num_symbols: int) -> tuple[tuple[Number, ...], ...]:
 
 
 def smooth_places(num_symbols: int) -> tuple[int, ...]:
-    """Return the indices of four points, which are enough if no symbol's sign or size makes cases.
+    """Return the indices of four `points` that are enough for expressions without cases.
 
-    At two of them symbols are up to 16, and at two below 1: in `x^{300} + 1` the 1 is lost in
-    rounding if x is 10, and the power if x is small.
+    Cases come from absolute values and the like. At two of the points symbols are up to 16, and at
+    two below 1: in `x^{300} + 1` the 1 is lost in rounding if x is 10, and the power if x is small.
     """
     small = 2 * len(sign_patterns(num_symbols))
     return (0, 1, small, small + 1)
@@ -55,9 +55,9 @@ def num_near_points(num_symbols: int) -> int:
 
 
 def sign_patterns(num_symbols: int) -> tuple[tuple[int, ...], ...]:
-    """Return patterns of signs, each with 1 or -1 for every symbol.
+    """Return tuples that have a sign, 1 or -1, for every symbol.
 
-    For few symbols these are all patterns, for more they are `NUM_PATTERNS` of them.
+    For few symbols these are all patterns; for more they are `NUM_PATTERNS` of them.
     """
     if num_symbols <= MAX_SYMBOLS_WITH_ALL_SIGNS:
         return tuple(product((1, -1), repeat=num_symbols))

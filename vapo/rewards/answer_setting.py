@@ -1,6 +1,6 @@
-r"""Removes what does not change an answer: fonts, sizes, colours, spaces and look-alike signs.
+"""Removes what does not change an answer: fonts, sizes, colours, spaces and look-alike characters.
 
-`plain_characters` is for all text that is read, `clean` for the text of one answer.
+`plain_characters` is for any text, `clean` for the text of one answer.
 """
 
 from __future__ import annotations
@@ -114,14 +114,16 @@ def plain_characters(text: str) -> str:
 
 
 def trimmed(text: str) -> str:
-    r"""Strip space around a text, TeX's included: `42\ ` becomes 42, without the backslash."""
+    r"""Return a text without the space around it, TeX's included: `42\ ` becomes 42, without the
+    backslash."""
     text = _SPACE_BEFORE.sub("", text, count=1).rstrip()
     end = text[-_MAX_SPACE_AFTER:]
     return text.removesuffix(end) + _SPACE_AFTER.sub("", end, count=1)
 
 
 def without_setting(text: str) -> str:
-    r"""Strip marks around the whole text (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
+    r"""Return a text without marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final
+    period."""
     while True:
         previous = text
         text = trimmed(text)
@@ -133,7 +135,7 @@ def without_setting(text: str) -> str:
 
 
 def without_marks_around(text: str, forms: Iterable[re.Pattern[str]]) -> str:
-    """Strip the marks of each form in turn, if they stand around the whole text."""
+    """Return a text without the marks that stand around all of it. `forms` match marks and text."""
     for form in forms:
         if match := form.fullmatch(text):
             text = match.group(1).strip()
@@ -141,7 +143,8 @@ def without_marks_around(text: str, forms: Iterable[re.Pattern[str]]) -> str:
 
 
 def clean(text: str) -> str:
-    """Normalize the spelling of an answer: fractions, brackets, spaces, thousands and fonts."""
+    """Return an answer with one spelling for equal fractions, brackets, spaces, thousands and
+    fonts."""
     text = without_setting(plain_characters(text).translate(_CHARACTERS))
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     if "\\" in text or "~" in text:

@@ -1,4 +1,4 @@
-"""Splits a clean answer's text where no bracket is open; has the nodes of its expressions."""
+"""The nodes of an answer's expression, and functions that split its text outside of brackets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 
 def as_written(cleaned: str) -> str:
-    """Drop meaningless spaces from a non-mathematical answer, for comparison as text.
+    """Return an answer's text without meaningless spaces, for comparison as text.
 
     Space between words or digits stays: `1 2` is not `12`.
     """
@@ -36,13 +36,14 @@ _CONNECTOR = re.compile(r"\\text\{ ?(or|and) ?\}")
 
 
 class NotUnderstoodError(ValueError):
-    """Text that the grammar of answers does not know."""
+    """Raised for text that the grammar of answers does not match."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """`kind` is number, symbol, constant, add, multiply, divide, power, root or a function's name.
+    """A node of an expression's tree.
 
+    `kind` is number, symbol, constant, add, multiply, divide, power, root or a function's name.
     `value` is the number, or the name of a symbol or constant.
     """
 
@@ -56,7 +57,7 @@ def number(value: Fraction | int) -> Node:
 
 
 def symbols_of(node: Node, kind: str = "symbol") -> frozenset[str]:
-    """The names of the symbols, or of another kind, in an expression."""
+    """Return the names of the symbols in an expression, or of its nodes of another `kind`."""
     names = frozenset([str(node.value)]) if node.kind == kind else frozenset()
     return names.union(*(symbols_of(child, kind) for child in node.children))
 
@@ -78,9 +79,9 @@ def is_word(token: str) -> bool:
 
 
 def pieces(text: str) -> Iterator[tuple[str, int, int]]:
-    """Yield each piece of a text, its position, and the number of brackets open around it.
+    """Yield each token of a text, its position, and the number of brackets that are open around it.
 
-    Raises: NotUnderstoodError for brackets without partners.
+    Raises: NotUnderstoodError: a bracket has no partner.
     """
     depth = 0
     for match in _PIECE.finditer(text):
@@ -96,7 +97,8 @@ def pieces(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]:
-    """Split a text at the separators outside of brackets; return the parts and these separators."""
+    """Split a text at separators outside of brackets; return the parts and the separators between
+    them."""
     parts, separators_between, begin = [], [], 0
     for token, start, depth in pieces(text):
         if depth == 0 and token in separators:
@@ -107,11 +109,11 @@ def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]
 
 
 def split_list(text: str) -> tuple[list[str], list[str]]:
-    r"""Split lists as `1, 2`, `1; 2`, `1 \text{ or } 2` and `1, 2, and 3`.
+    r"""Split a list such as `1, 2`, `1; 2`, `1 \text{ or } 2` or `1, 2, and 3`.
 
     Returns: the items and the separators between them. A text that is not a list is one item.
 
-    Raises: NotUnderstoodError for an item without text.
+    Raises: NotUnderstoodError: an item has no text, or there are two kinds of separators.
     """
     text = re.sub(r"(?<![{A-Za-z]) (or|and) (?![}A-Z])", r"\\text{\1}", text)
     text = _CONNECTOR.sub(r"\\text{\1}", text)
@@ -123,7 +125,11 @@ def split_list(text: str) -> tuple[list[str], list[str]]:
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    """Return opening bracket, inside and closing bracket, if one pair is around all of the text."""
+    """Return opening bracket, content and closing bracket of a text in brackets, or None for other
+    text.
+
+    Raises: NotUnderstoodError: a bracket has no partner.
+    """
     tokens = [(token, start) for token, start, depth in pieces(text) if depth == 0]
     if len(tokens) == 2:
         (opening, start), (closing, end) = tokens
@@ -134,7 +140,7 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
 
 
 def without_thousands(text: str) -> str:
-    """Write `1,000` outside of brackets as 1000. Inside, a comma stands between two numbers."""
+    """Write `1,000` as 1000 outside of brackets. Inside brackets a comma separates two numbers."""
     outside = {start for _, start, depth in pieces(text) if depth == 0}
     return _PLAIN_THOUSANDS.sub(
         lambda m: m.group().replace(",", "") if m.start() in outside else m.group(), text

@@ -1,9 +1,9 @@
-"""Whether two expressions are equal: exactly for rational numbers, else to 150 digits.
+"""Decides whether two expressions are equal: exactly for rational numbers, else to 150 digits.
 
 Expressions with symbols are compared at points (Schwartz 1980: unequal polynomials differ at almost
 all points). Roots and logarithms are those of real numbers: where a part of one side is not real,
 as in the root of a negative number, the sides are not compared, unless too few points remain. The
-time is that of the text's length.
+time is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ _CASES = frozenset({
 def values_equal(first: Node, second: Node) -> bool:
     """Whether two expressions are equal wherever both are real and finite.
 
-    Raises: UnsafeTextError for what is too large to compute.
+    Raises: UnsafeTextError: a number is too large to compute.
     """
     return _holds_at_points(first, second, numbers_equal, is_equality=True)
 
 
 def constant_ratio(first: Node, second: Node) -> Number | None:
-    """c with first = c * second wherever both are real and finite, c real and not 0; else None.
+    """Return the real c, not 0, with first = c * second wherever both are real and finite; None if
+    there is none.
 
-    Raises: UnsafeTextError for what is too large to compute.
+    Raises: UnsafeTextError: a number is too large to compute.
     """
     ratios: list[Number] = []
 
@@ -72,9 +73,9 @@ def constant_ratio(first: Node, second: Node) -> Number | None:
 
 
 def value_of(node: Node) -> Number | None:
-    """The value of an expression without symbols; None if it has none.
+    """Return the value of an expression, or None if it has symbols or no value.
 
-    Raises: UnsafeTextError for what is too large to compute.
+    Raises: UnsafeTextError: a number is too large to compute.
     """
     return None if symbols_of(node) else _values_of(node, ()).at(0)[0]
 
@@ -86,14 +87,15 @@ def _holds_at_points(
     *,
     is_equality: bool = False,
 ) -> bool:
-    r"""Whether the relation holds of both values wherever all parts of both are real.
+    r"""Whether a relation holds between the values of two expressions wherever all parts of both
+    are real.
 
-    Where so few points remain that this says little, it must hold of the complex values at all
-    points. An absolute value says that signs matter: beside one, both sides must be real at the
-    same points, so that `\ln x` is not `\ln |x|`.
+    If there are too few such points, it must hold between the complex values at all points. If an
+    absolute value shows that signs matter, both sides must be real at the same points, so that `\ln
+    x` is not `\ln |x|`.
 
     Args:
-        is_equality: the relation is that of equal numbers, which small ones need more digits for.
+        is_equality: whether the relation is equality, for which values near 0 get more digits.
     """
     names = tuple(dict.fromkeys((*_in_order(first), *_in_order(second))))
     sides = _values_of(first, names), _values_of(second, names)
@@ -123,9 +125,10 @@ def _holds_at_points(
 
 
 def _are_equal_if_small(sides: tuple[_Values, _Values], index: int) -> bool:
-    r"""Whether numbers close to zero are equal: what rounding leaves of 0 shrinks with more digits.
+    r"""Whether two values near 0 are equal with more digits; True for values that are not near 0.
 
-    `\pi^{-400}` is not `\pi^{-500}`, and `\sin \pi` is 0.
+    The rounding error of a true 0 shrinks with more digits: `\pi^{-400}` is not `\pi^{-500}`, and
+    `\sin \pi` is 0.
     """
     a, b = (side.at(index)[0] for side in sides)
     if not are_too_small(a, b):
@@ -146,10 +149,11 @@ def _holds_on_lines(
     relation: Callable[[Number, Number], bool],
     has_cases: bool,
 ) -> bool:
-    """Whether the relation holds at rational points, and in each case that lines through them pass.
+    """Whether a relation holds at rational points, and in each case on lines through them.
 
     At rational points the arithmetic is exact, so a small term beside a large power is not lost.
-    With many symbols no lines are drawn.
+    Along a line one symbol varies, which visits all cases of an absolute value or a floor. With
+    many symbols or without cases no lines are drawn.
     """
     num = len(names)
     num_lines = NUM_LINES if num > 1 and has_cases else 1
@@ -175,7 +179,8 @@ def _holds_on_lines(
 
 
 def _real_value(node: Node, names: tuple[str, ...], coordinates: list[Number]) -> Number | None:
-    """The value at a point; None where a part of it is not real, or too large to compute."""
+    """Return an expression's value at a point, or None if a part of it is not real or too large to
+    compute."""
     point = _Point(dict(zip(names, coordinates, strict=True)))
     try:
         value = point.value(node)
@@ -194,7 +199,8 @@ def _in_order(node: Node) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _cases(node: Node) -> frozenset[str]:
-    """The kinds of parts that a symbol's sign or size cuts into cases, as it does |x + 100|."""
+    """Return the kinds of nodes that make cases by a symbol's sign or size, such as abs in |x +
+    100|."""
     if not symbols_of(node):
         return frozenset()
     kinds = frozenset[str]().union(*map(_cases, node.children))
@@ -208,7 +214,7 @@ def _cases(node: Node) -> frozenset[str]:
 
 
 class _Values:
-    """An expression's values at the points, each computed once for all comparisons."""
+    """Caches one expression's values at the points of `answer_points`, for all comparisons."""
 
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
         self.node = node
@@ -216,9 +222,10 @@ class _Values:
         self.computed: dict[int, tuple[Number | None, bool] | UnsafeTextError] = {}
 
     def at(self, index: int) -> tuple[Number | None, bool]:
-        """The value at this point, None where there is none, and whether all of its parts are real.
+        """Return the expression's value at a point, None if undefined, and whether all of its parts
+        are real.
 
-        Raises: UnsafeTextError for what is too large to compute.
+        Raises: UnsafeTextError: a number is too large to compute.
         """
         if not self.names:
             index = 0
@@ -230,8 +237,10 @@ class _Values:
         return value
 
     def compute(self, index: int) -> tuple[Number | None, bool] | UnsafeTextError:
-        """Compute the value as for `at`, with the digits that are set now. An UnsafeTextError is
-        returned, not raised."""
+        """Return what `at` returns, computed with the current number of digits.
+
+        An UnsafeTextError is returned, not raised, so that it can be cached.
+        """
         num_symbols = len(self.names)
         coordinates = points(num_symbols)[index] if num_symbols else ()
         point = _Point(dict(zip(self.names, coordinates, strict=True)))
@@ -249,10 +258,10 @@ _values_of = lru_cache(maxsize=4096)(_Values)
 
 
 class _Point:
-    """Computes the values of expressions at one point, which gives each symbol its coordinate.
+    """Computes expressions' values at one point, which gives each symbol a number.
 
-    `is_real` becomes False once a part with symbols is complex although all that it is computed
-    from is real, as the root of x is for a negative x.
+    `is_real` becomes False once a part with symbols is complex although all its own parts are real,
+    as the root of x is for a negative x.
     """
 
     def __init__(self, coordinates: Mapping[str, Number]) -> None:

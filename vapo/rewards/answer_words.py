@@ -1,4 +1,4 @@
-"""Words of answers: numbers, choices and units."""
+"""Parses the words of answers: numbers, choices and units."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHOICE_WITH_TEXT = re.compile(
 
 
 def number_in_words(text: str) -> int | None:
-    """Return the number that these English words say; None if they are not one number.
+    """Return the number that English words name, or None if they do not name exactly one.
 
     >>> number_in_words("three hundred and forty-two"), number_in_words("forty or two")
     (342, None)
@@ -60,11 +60,11 @@ def number_in_words(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit, in the one spelling that stands for all of its spellings.
+    """A unit, by one name for all of its spellings.
 
-    `may_be_added` says whether an answer may have the unit where the reference has none. That is so
-    for units of what is counted or measured. It is not so for a percentage or an angle, which
-    would be another number without its unit.
+    `may_be_added` says whether an answer may have the unit where the reference has none. It may for
+    a unit of what is counted or measured, but not for a percentage or an angle, which would be
+    another number without its unit.
     """
 
     name: str
@@ -111,9 +111,12 @@ _FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
 
 
 def split_unit(text: str) -> tuple[str, Unit | None, int]:
-    """Split off the unit: return the number's text, its unit or None, and its scale (a factor).
+    """Split a number's text from its unit.
 
-    Raises: NotUnderstoodError for words that are not a unit.
+    Returns: the number's text, its unit or None, and the scale, by which the number is multiplied
+    (1,000,000 for `million`).
+
+    Raises: NotUnderstoodError: the words after the number are not a unit.
     """
     if money := re.fullmatch(r"(-?) ?\\?\$ ?(-?)(.*)", text):
         value, unit, scale = split_unit(money[3])
@@ -146,9 +149,13 @@ def split_unit(text: str) -> tuple[str, Unit | None, int]:
 
 
 def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
-    """Return the unit that words name, and their scale: `million dollars`, `cups of feed`, `km/h`.
+    """Return the unit that words name, or None, and the scale: `million dollars`, `cups of feed`,
+    `km/h`.
 
-    Raises: NotUnderstoodError for words that are not a unit.
+    The scale is the factor of a word such as `million`, else 1. `power` is an exponent that follows
+    the words.
+
+    Raises: NotUnderstoodError: the words are not a unit.
     """
     scale = 1
     first, _, rest = words.strip().partition(" ")
@@ -182,7 +189,8 @@ def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
 
 
 def changes_number(word: str) -> bool:
-    """Whether a word after a number changes the number, or is not a unit: `million`, `dozens`."""
+    """Whether a word after a number changes it (`million`, `dozens`) or for another reason is not a
+    unit."""
     return not _NO_UNIT.isdisjoint((word.lower(), _name(word).lower()))
 
 

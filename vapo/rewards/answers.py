@@ -1,4 +1,4 @@
-r"""Parse answers of mathematics problems from a complete text, and compare two of them.
+"""Parses the text of a mathematical answer into a form, which `answer_equality` compares.
 
 A form is a value with its unit, a list, set, tuple, interval, union, matrix, equation, inequality,
 number in another base, or words. Any other text is equal only to its own spelling.
@@ -87,7 +87,7 @@ _MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 
 @lru_cache(maxsize=4096)
 def parse_answer(text: str) -> Form:
-    """Parse the whole text; `unknown` if any part of it is not understood."""
+    """Parse an answer's text. The form is `unknown` if any part of the text is not understood."""
     if len(text) > MAX_ANSWER_CHARS:
         return Form("unknown", spelling=text.strip())
     cleaned = clean(text)
@@ -125,12 +125,16 @@ def _any(text: str) -> Form:
 
 
 def _flat(items: list[Form]) -> tuple[Form, ...]:
-    r"""Replace each item that is a list by its items: `1 \pm \sqrt{5}, -2` has three items."""
+    r"""Return the items, with each list among them replaced by its items: `1 \pm \sqrt{5}, -2` has
+    three."""
     return tuple(i for item in items for i in (item.items if item.kind == "list" else (item,)))
 
 
 def _one(text: str) -> Form:
-    """Parse the text of one answer, which is not a list except within brackets."""
+    """Parse the text of one answer. It may be a list only within brackets.
+
+    Raises: NotUnderstoodError: a part of the text is not understood.
+    """
     if not text:
         raise NotUnderstoodError("no text")
     if words := _words(text):
@@ -161,10 +165,10 @@ def _one(text: str) -> Form:
 
 
 def _special(text: str) -> Form | None:
-    """Parse forms that are not expressions: infinity, sets, tuples, intervals, matrices and numbers
-    in other bases. Return None for any other text.
+    """Parse infinity, sets, tuples, intervals, matrices and numbers in other bases; None for other
+    text.
 
-    Raises: NotUnderstoodError: a text in brackets, a matrix or a based number is malformed.
+    Raises: NotUnderstoodError: a text in brackets, a matrix or a number in a base is malformed.
     """
     if match := re.fullmatch(r"([+-]?) ?\\infty", text):
         return Form("infinity", mark=match[1].replace("+", ""))
@@ -208,11 +212,11 @@ def _special(text: str) -> Form | None:
 
 
 def _equation(parts: list[str]) -> Form:
-    r"""Parse an equation: `x = 5` as 5 with a label, `6 \cdot 7 = 42` as 42.
+    r"""Parse the sides of an equation. `x = 5` gives 5 with the label x, `6 \cdot 7 = 42` gives 42.
 
-    Any other equation is the difference of its sides.
+    Any other equation is stored as the difference of its sides.
 
-    Raises: NotUnderstoodError: an equation of numbers that is not true, or of other things.
+    Raises: NotUnderstoodError: an equation of numbers is not true, or a side has no value.
     """
     if len(parts) == 2 and re.fullmatch(_SYMBOL, parts[1]) and not _LABEL.fullmatch(parts[0]):
         parts = [parts[1], parts[0]]  # 5 = x
@@ -290,7 +294,7 @@ def _words(text: str) -> Form | None:
 
 
 def _counted_in_words(text: str) -> Form | None:
-    """Parse a quantity in words, as `four days`; None for other words."""
+    """Parse a quantity in words, such as `four days`; return None for other words."""
     words = text.split(" ")
     for index in range(min(len(words) - 1, MAX_WORDS), 0, -1):
         value = number_in_words(" ".join(words[:index]))

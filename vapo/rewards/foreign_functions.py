@@ -1,9 +1,9 @@
-"""Reward functions that were written for TRL or verl, called as those call them.
+"""Calls reward functions that were written for TRL or verl in the way that these call them.
 
 TRL (`GRPOTrainer`, 1.16) calls `f(prompts=[...], completions=[...], COLUMN=[...], ...)` on a batch
 and gets a list of numbers; texts are lists of messages where the prompt is one. verl (0.9,
-`NaiveRewardManager`) calls `f(data_source=..., solution_str=..., ground_truth=...,
-extra_info=...)` on one response and gets a number or a dict with `score`.
+`NaiveRewardManager`) calls `f(data_source=..., solution_str=..., ground_truth=..., extra_info=...)`
+on one response and gets a number or a dict with `score`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TEXTS = ("prompt", "completion")
 
 
 def as_trl_or_verl_function(function: Callable[..., Any], label: str) -> ThreeArguments | None:
-    """Return a function of response text, answer and metadata that calls `function` as TRL or verl
-    does.
+    """Wrap a function that was written for TRL or verl in one of response text, answer and
+    metadata.
 
-    It is None for a function that was written for neither, which its parameters tell.
+    Return None if the names of its parameters are neither TRL's nor verl's.
 
     Args:
         label: the config key and the function, for messages.
@@ -118,11 +118,12 @@ def _verl_function(
 
 
 def _number(score: Any) -> Any:
-    """Convert a bool to 1 or 0: for TRL and verl it is a reward, not a verdict."""
+    """Convert a bool to 1.0 or 0.0, since it is a reward for TRL and verl; return other values
+    unchanged."""
     return float(score) if isinstance(score, bool) else score
 
 
 def _required_names(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """The names of the parameters that have no default and can be given by name."""
+    """Return the names of the parameters that have no default and can be given by name."""
     kinds_with_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [n for n, p in parameters.items() if p.default is p.empty and p.kind in kinds_with_name]

@@ -43,14 +43,15 @@ _NO_EFFECT = frozenset({"os.listdir", "os.scandir", "os.walk", "os.fwalk"})
 
 
 class UnsafeTextError(ValueError):
-    """Text that is refused because evaluating it would be unsafe."""
+    """Raised for text that is refused because evaluating it would be unsafe."""
 
 
 # ---- Python source ------------------------------------------------------------------------
 
 
 def check_expression_source(source: Any) -> None:
-    """Check that source code is a single expression of numbers and literals, of bounded size.
+    """Check that Python source is one expression of numbers, literals and known functions, of
+    bounded size.
 
     Raises: UnsafeTextError: the source is anything else.
     """
@@ -87,13 +88,13 @@ def check_expression_source(source: Any) -> None:
 
 
 def _is_text_or_container(node: ast.AST) -> bool:
-    """Whether a node is a literal text, list, tuple, set or dict."""
+    """Whether a syntax node is a literal text, list, tuple, set or dict."""
     is_text = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
     return is_text or isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict))
 
 
 def _bits(node: ast.AST) -> float:
-    """Return an upper bound on the bits of every number that evaluating the expression computes.
+    """Return an upper bound on the bits of each number that evaluating the expression computes.
 
     Raises: UnsafeTextError: the bound is above MAX_BITS.
     """
@@ -146,7 +147,7 @@ def _operation_bits(operator: ast.operator, left_bits: float, right_bits: float)
 
 
 def power_bits(base: float, exponent: float) -> float:
-    """Return an upper bound on the bits of base ** exponent. Both arguments are in bits."""
+    """Return an upper bound on the bits of base ** exponent, from the bits of base and exponent."""
     return base * 2.0 ** min(exponent, 64.0)
 
 
@@ -157,17 +158,15 @@ _guarded = False
 
 @cache
 def install() -> None:
-    """Install the audit hook that refuses hostile code; it is active only inside `guarded`.
-
-    A verifier process installs it once.
-    """
+    """Install the audit hook, once in a process. The hook refuses hostile code inside `guarded`."""
     sys.dont_write_bytecode = True
     sys.addaudithook(_audit)
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Forbid code from text, opening files for writing, processes and connections in the block."""
+    """Refuse code from text, opening files for writing, processes and connections inside the
+    block."""
     global _guarded
     _guarded = True
     try:
@@ -227,8 +226,8 @@ _BRACKETS = re.compile(r"\\[{}|]|\\.|[][(){}|]", re.DOTALL)
 def check_latex(text: str) -> None:
     """Check that parsing a LaTeX text cannot take long.
 
-    The limits are far above what an answer needs. The parser's time grows exponentially with
-    nesting, and sums, integrals and limits would be computed.
+    A parser's time grows exponentially with nesting, and it would compute sums, integrals and
+    limits. The limits are far above what an answer needs.
 
     Raises: UnsafeTextError: the text is above a limit.
     """
@@ -244,7 +243,7 @@ def check_latex(text: str) -> None:
 
 
 def _nesting(text: str) -> int:
-    """Return the largest number of brackets that are open at one place.
+    """Return the largest number of brackets that are open at once.
 
     A closing bracket without an open one before it has no effect.
     """

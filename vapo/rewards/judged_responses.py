@@ -1,4 +1,4 @@
-"""Verifiers as environments with a single turn: the response is the only action."""
+"""Wraps verifiers as environments with a single turn, in which the response is the only action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ OnVerdict = Callable[[Verdict], None]
 
 
 class Verifiers(Protocol):
-    """Verifiers that take a rollout and hand out its verdict, as `scorer.VerifierScorer` does."""
+    """The interface of verifiers that judge a submitted rollout, as `scorer.VerifierScorer`
+    does."""
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
@@ -23,10 +24,11 @@ class Verifiers(Protocol):
 
 
 class JudgedResponses:
-    """Verifiers as `Environments` with a single turn: responses are judged during the sampling.
+    """Verifiers as `Environments` with a single turn, so that responses are judged during sampling.
 
-    A response that was cut is judged, too. Any number may be open at a time: they wait until a
-    process is free. Closing this withdraws its questions and leaves the verifiers open for others.
+    A response that was cut is judged, too. Any number of episodes may be open at a time: they wait
+    until a process is free. `close` withdraws their questions and leaves the verifiers open for
+    others.
     """
 
     gives_verdicts = True

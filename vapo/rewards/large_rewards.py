@@ -1,7 +1,5 @@
-"""A warning about rewards that are too large for the usual learning rates.
-
-This module imports no torch.
-"""
+"""Warns of rewards that are too large for the usual learning rates. This module imports no
+torch."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ LARGE = 10.0
 
 
 def about_large(rewards: Iterable[float]) -> str | None:
-    """Return a sentence about the largest reward if it is large, else None."""
+    """Return a warning if the largest reward's absolute value is above `LARGE`, else None."""
     largest = max(rewards, key=abs, default=0.0)
     if abs(largest) <= LARGE:
         return None

@@ -1,4 +1,4 @@
-"""A Hugging Face reward model as the verifier: its score is the reward."""
+"""Judges responses by a Hugging Face reward model, whose score is the reward."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ the model's config has no `max_position_embeddings`."""
 
 
 class ModelJudge:
-    """Scores prompt + response with a sequence classifier of one label, at the last token; scores
-    above the threshold are correct.
+    """Judges a response by a sequence classifier with one label, whose score at the last token of
+    prompt + response is the reward. A score above the threshold is correct.
 
-    Its input is text, so its tokenizer may differ from the policy's; a response that stopped gets
-    the reward model's end token. Text of a response is never a special token: those come only
-    from the prompt and from this class.
+    The classifier reads text, so its tokenizer may differ from the policy's. A response that
+    stopped gets the classifier's end token. Special tokens come only from the prompt and from this
+    class, never from the response's text.
 
-    The model runs in the main process, on the GPU if there is one, and so never while responses
-    are sampled. All waiting rollouts are scored together, once there is nothing to sample or a
-    whole batch of responses waits.
+    The model runs in the main process, on the GPU if there is one, and so never while responses are
+    sampled. All waiting rollouts are scored together, once there is nothing to sample or a whole
+    batch of responses waits.
 
     Raises:
-        UserError: no path, or not the folder or hub id of a one-label reward model that scores
-            at the last token.
+        UserError: no path is set, or it is not the folder or hub id of a reward model with one
+            label that scores at the last token.
     """
 
     def __init__(self, rewards: RewardConfig) -> None:
@@ -85,9 +85,14 @@ class ModelJudge:
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask for a rollout's score, which `poll` hands to `on_reply`.
+        """Queue a rollout. `poll` scores it and passes verdict and reward, or a failure, to
+        `on_reply`.
 
-        Returns: a function that withdraws the question.
+        Args:
+            num_responses: the number of responses in a batch; `poll` scores at once when as many
+                wait.
+
+        Returns: a function that withdraws the rollout.
         """
         number = next(self._numbers)
         self._waiting[number] = rollout, on_reply
@@ -96,7 +101,8 @@ class ModelJudge:
 
     @property
     def deciding(self) -> ModelJudge:
-        """The judge that decides whether a response is correct: this one, as there is no other."""
+        """The judge that decides whether a response is correct: this one, because there is only
+        one."""
         return self
 
     def poll(self, timeout_s: float) -> None:
@@ -121,7 +127,7 @@ class ModelJudge:
 
     @torch.no_grad()
     def _scores(self, rollouts: Sequence[Rollout]) -> list[float | str]:
-        """Return for each rollout its score, which may be NaN, or the reason why it has none."""
+        """Return each rollout's score, which may be NaN, or a text that says why it has none."""
         rows: dict[int, list[int]] = {}
         scores: list[float | str] = [math.nan] * len(rollouts)
         for index, rollout in enumerate(rollouts):
@@ -157,8 +163,10 @@ class ModelJudge:
         return ids
 
     def _encode(self, prompt: str, response: str) -> list[int]:
-        """Tokenize prompt and response as one text. If the response then has special tokens,
-        tokenize it by itself, with these spelled in ordinary tokens.
+        """Return the token ids of prompt and response, tokenized as one text.
+
+        If that gives special tokens beyond the prompt's, the response is tokenized by itself, with
+        its special tokens spelled in ordinary ones.
 
         Raises: UnsafeTextError: the tokenizer cannot spell them.
         """
@@ -181,7 +189,8 @@ class ModelJudge:
 
 
 def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
-    """Yield batches of row indices, in order of length, of at most `BATCH_TOKENS` padded tokens.
+    """Yield batches of row indices, shortest rows first, with at most `BATCH_TOKENS` padded tokens
+    each.
 
     A row that is longer than that is a batch of its own.
     """
@@ -196,7 +205,7 @@ def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
 
 
 def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
-    """Make padded inputs for which the networks return one value a row, at its last token.
+    """Return padded inputs for which the networks compute one value per row, at its last token.
 
     Args:
         sequences: prompt ids and response ids of each row.

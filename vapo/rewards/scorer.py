@@ -1,6 +1,6 @@
-"""Where the rewards of rollouts come from: verifiers, or an environment.
+"""Gives rollouts their rewards, by verifiers or by an environment.
 
-`Verdict.on` puts a verdict on its rollout, `vapo.rollouts.batch` makes tensors of the rewards.
+`Verdict.on` adds a verdict to its rollout; `vapo.rollouts.batch` makes tensors of the rewards.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(ABC):
-    """The interface through which a run gets its rewards, from verifiers or from an environment."""
+    """The interface by which a run gets rewards, from verifiers or from an environment."""
 
     @abstractmethod
     def environments(
         self, *, has_own_processes: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
-        """Open the environments that answer the turns of one loop; the context closes them.
+        """Open the environments that answer one loop's turns. The returned context closes them.
 
         Args:
             has_own_processes: whether the loop needs processes of its own, because another loop may
@@ -78,7 +78,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn of those responses of a batch that have no verdict.
+        """Warn of a batch's responses that have no verdict.
 
         Raises: UserError: no response of a large enough batch has a verdict.
         """
@@ -88,22 +88,24 @@ class Scorer(ABC):
         """End the scorer's processes; a second call does nothing."""
 
     def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Count the lost rollouts of all ranks, as metrics. Every rank must call this.
+        """Return metrics that count the failed episodes of all ranks. Every rank must call this.
 
-        Only an environment loses rollouts; with verifiers there are no such metrics.
+        Only an environment has such metrics; with verifiers they are empty.
         """
         return {}
 
     def extracts_answers(self, source: str = "") -> bool:
-        """Whether this source's verifier extracts a response's answer, so that answers can vote."""
+        """Whether the verifier of this data source extracts answers, so that they can be voted
+        on."""
         return False
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
-        """Return a number for each response: within a group, equal answers have equal numbers.
+        """Return a number for each response. Within a group, responses with equal answers have
+        equal numbers.
 
-        The number is None for a response without an answer or a verdict, and where the verifier
-        extracts no answers. Groups are contiguous. The verifier `math` compares two answers as it
-        compares an answer with a reference; the others compare their texts.
+        The number is None for a response without an answer or a verdict, and for a verifier that
+        extracts no answers. Groups are contiguous. The verifier `math` compares answers
+        mathematically; the others compare their texts.
         """
         return [None] * len(rollouts)
 
@@ -115,17 +117,16 @@ class Scorer(ABC):
 
 
 class VerifierScorer(Scorer):
-    """Judges responses with the config's verifier; a source of a mixture may have a verifier of
-    its own.
+    """Judges responses with the config's verifier, or with the own verifier of a mixture's source.
 
     If a verifier hangs, crashes, raises or returns NaN, that response alone gets a verdict with
-    `failure` set: it is incorrect and gets the configured incorrect reward. The run ends only if
-    a batch has no verdict at all, since nothing could be learnt from it. Each verifier in use has
+    `failure` set: it is incorrect and gets the configured incorrect reward. The run ends only if a
+    batch has no verdict at all, since nothing could be learned from it. Each verifier in use has
     `num_workers` processes.
 
     Args:
-        output: collects what the verifiers print, for a caller that shows each verdict. Then
-            failures are neither warned of nor counted.
+        output: collects what the verifiers print, for a caller that shows each verdict. Failures
+            are then neither warned of nor counted.
 
     Raises: UserError: a setting is missing or unusable, or a verifier cannot be imported.
     """
@@ -167,9 +168,9 @@ class VerifierScorer(Scorer):
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], object]:
-        """Ask for a rollout's verdict, which `poll` hands to `on_verdict`.
+        """Queue a rollout for its verifier. `poll` passes the verdict to `on_verdict`.
 
-        Returns: a function that withdraws the question.
+        Returns: a function that withdraws the rollout.
         """
         judge = self._judge_of(rollout.prompt.source)
 
@@ -186,7 +187,10 @@ class VerifierScorer(Scorer):
     def _submit_to(
         self, judge: OneJudge, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask a judge about a rollout; return a function that withdraws the question."""
+        """Queue a rollout for one judge; return a function that withdraws it.
+
+        A rollout without the text `rewards.answer_after` is replied to as incorrect at once.
+        """
 
         def on_checked_reply(reply: dict[str, Any]) -> None:
             self._check_first_replies(judge, reply.get("failure"))
@@ -207,9 +211,9 @@ class VerifierScorer(Scorer):
         """End the run if a verifier's first replies show that it never judges.
 
         Timeouts are counted until the first verdict, so that a verifier which never returns ends
-        the run after its first responses: a whole batch of them would take the time limit once for
-        each response. A verifier that returns something else than a verdict, as a dict, ends the
-        run at once. It may return None for some responses.
+        the run after its first responses, and not after a whole batch of time limits. A verifier
+        that returns a value of a wrong type, for example a dict, ends the run at once. It may
+        return None for some responses.
 
         Raises: UserError: the verifier timed out on as many responses as it may, or returned a
             value of a type that it may not.
@@ -230,14 +234,16 @@ class VerifierScorer(Scorer):
             )
 
     def poll(self, timeout_s: float) -> None:
-        """Hand out the verdicts that have come; wait at most `timeout_s` for each judge's first."""
+        """Pass on the verdicts that have come; wait at most `timeout_s` for the first of each
+        judge."""
         for judge in self.judges:
             judge.poll(timeout_s)
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[Rollout]:
-        """Return the rollouts with their verdicts; `advance(n)` reports that n more are judged."""
+        """Return the rollouts with their verdicts. `advance(1)` is called for each that is
+        judged."""
         verdicts: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -307,9 +313,9 @@ class VerifierScorer(Scorer):
 
 
 class EnvironmentScorer(Scorer):
-    """The config's environment as the source of rewards. It starts at once; no verifier is used.
+    """Gets rewards from the config's environment, which it starts at once; no verifier is used.
 
-    Raises: as `make_environments`.
+    Raises: what `make_environments` raises.
     """
 
     def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
@@ -329,7 +335,8 @@ class EnvironmentScorer(Scorer):
             _check(rollouts, self._name, "they are not trained on")
 
     def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Count the episodes in which the environment failed, in all and by the kind of failure."""
+        """Return metrics that count the episodes in which the environment failed: all, and each
+        kind."""
         kinds = [str(r.failure).partition(":")[0] for r in rollouts if r.is_lost]
         counts = torch.tensor([len(kinds), *map(kinds.count, FAILURES)])
         names = ("episodes", *FAILURES)
@@ -343,20 +350,21 @@ class EnvironmentScorer(Scorer):
 def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
     """Start the scorer of a config: its environment if it has one, else its verifiers.
 
-    Raises: as `EnvironmentScorer` and `VerifierScorer`.
+    Raises: what `EnvironmentScorer` and `VerifierScorer` raise.
     """
     kind = EnvironmentScorer if config.environment.is_used else VerifierScorer
     return kind(config, output)
 
 
 def _make_judge(rewards: RewardConfig, output: VerifierOutput | None) -> OneJudge:
-    """Start the judge of a config with one verifier."""
+    """Start the judge of a rewards config that has one verifier."""
     is_model = isinstance(rewards, RewardModelVerifier)
     return ModelJudge(rewards) if is_model else TextJudge(rewards, output)
 
 
 def _judged(rollout: Rollout, judge: OneJudge) -> Rollout | None:
-    """The rollout with only the judged part of its response; None if that holds no answer."""
+    """Return the rollout with only the judged part of its response, or None if there is no such
+    part."""
     part = judged_part(judge.config, rollout.response_text, rollout.prompt.text)
     return None if part is None else replace(rollout, response_text=part)
 
@@ -366,7 +374,7 @@ def _described(judge: OneJudge) -> str:
 
 
 def _check(rollouts: Sequence[Rollout], judge_name: str, effect: str) -> None:
-    """Warn of the rollouts with a failure; `effect` says what becomes of them.
+    """Warn of the rollouts with a failure. `effect` ends the warning: it says what becomes of them.
 
     Raises: UserError: all of them failed, and there are at least `FEWEST_WITHOUT_VERDICT`.
     """
@@ -389,7 +397,7 @@ def _check(rollouts: Sequence[Rollout], judge_name: str, effect: str) -> None:
 
 
 def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
-    """Shuffle the verdicts among the rollouts of all sources.
+    """Return the rollouts with their verdicts shuffled among all of them.
 
     This is the negative control `rewards.shuffle`: rewards without a relation to the responses.
     """

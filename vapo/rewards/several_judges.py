@@ -1,4 +1,4 @@
-"""Several verifiers for one response: their rewards are summed, each times its weight.
+"""Judges a response by several verifiers; its reward is the weighted sum of theirs.
 
 This module imports no torch.
 """
@@ -19,7 +19,7 @@ Withdraw = Callable[[], object]
 
 
 class SingleJudge(Protocol):
-    """A judge with one verifier."""
+    """The interface of a judge that has one verifier."""
 
     @property
     def config(self) -> RewardConfig: ...
@@ -33,10 +33,10 @@ _J = TypeVar("_J", bound=SingleJudge)
 
 
 class SeveralJudges(Generic[_J]):
-    """Asks each of several judges about a response, and replies once all have answered.
+    """Asks several judges about each response, and replies once all have answered.
 
-    If one verifier fails, the response counts as incorrect for that verifier alone, whose verdict
-    has the `failure`.
+    If a verifier fails, the response counts as incorrect for that verifier alone, whose verdict has
+    the `failure`.
 
     Args:
         judges: one judge for each name in `rewards.verifiers`.
@@ -54,9 +54,13 @@ class SeveralJudges(Generic[_J]):
         return self.judges[self._deciding]
 
     def submit(self, ask: Callable[[_J, OnReply], Withdraw], on_reply: OnReply) -> Withdraw:
-        """Ask all judges about one response, each by `ask(judge, on_its_reply)`.
+        """Ask all judges about one response. `on_reply` gets the combined verdict once all have
+        replied.
 
-        Returns: a function that withdraws the questions.
+        `ask(judge, on_judge_reply)` asks one judge and returns a function that withdraws the
+        question.
+
+        Returns: a function that withdraws all questions.
         """
         by_verifier: dict[str, dict[str, Any]] = {}
 
@@ -76,7 +80,7 @@ class SeveralJudges(Generic[_J]):
         return withdraw
 
     def poll(self, timeout_s: float) -> None:
-        """See `WorkerPool.poll`. Each judge is polled for an equal share of the time."""
+        """Poll each judge for an equal share of `timeout_s` (see `WorkerPool.poll`)."""
         for judge in self.judges.values():
             judge.poll(timeout_s / len(self.judges))
 
@@ -85,8 +89,11 @@ class SeveralJudges(Generic[_J]):
             judge.close()
 
     def _verdict(self, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """The fields of one verifier's verdict. It is a failure if the weighted reward is above
-        that verifier's share of `MAX_REWARD`, so that the sum is within that limit."""
+        """Return the fields of one verifier's verdict.
+
+        The verdict is a failure if the weighted reward is above this verifier's share of
+        `MAX_REWARD`, so that the sum of rewards is within that limit.
+        """
         config, max_share = self.judges[name].config, MAX_REWARD / len(self.judges)
         fields = verdict_fields(config, reply)
         if abs(self._weights[name] * fields["reward"]) <= max_share:
@@ -95,7 +102,8 @@ class SeveralJudges(Generic[_J]):
         return verdict_fields(config, {"failure": failure})
 
     def _combined(self, by_verifier: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """The deciding verifier's verdict with the weighted sum of all rewards."""
+        """Return the deciding verifier's verdict, with the weighted sum of all rewards and all
+        verdicts."""
         in_order = {name: by_verifier[name] for name in self.judges}
         reward = sum(self._weights[name] * verdict["reward"] for name, verdict in in_order.items())
         return in_order[self._deciding] | {"reward": reward, "by_verifier": in_order}
@@ -104,9 +112,10 @@ class SeveralJudges(Generic[_J]):
 def one_or_several(
     rewards: RewardConfig, make_judge: Callable[[RewardConfig], _J]
 ) -> _J | SeveralJudges[_J]:
-    """Start the judge of `rewards`, or those of its several verifiers.
+    """Start the judge of `rewards`, or one judge for each of its several verifiers.
 
-    Raises: UserError: as `make_judge`, with the verifier's key; all started judges are then closed.
+    Raises: UserError: `make_judge` raised it; the message names the verifier's key. Started judges
+    are closed.
     """
     if not isinstance(rewards, SeveralVerifiers):
         return make_judge(rewards)
@@ -125,7 +134,8 @@ def one_or_several(
 def reply_of(
     judge: _J | SeveralJudges[_J], ask: Callable[[_J, OnReply], Withdraw]
 ) -> dict[str, Any]:
-    """Wait for the reply about one response; each judge is asked by `ask(judge, on_reply)`."""
+    """Ask the judge or judges about one response, by `ask(judge, on_reply)`; wait for the reply and
+    return it."""
     replies: list[dict[str, Any]] = []
     if isinstance(judge, SeveralJudges):
         judge.submit(ask, replies.append)

@@ -1,4 +1,5 @@
-"""Runs one verifier on texts. If it hangs or crashes, only that response goes without a verdict.
+"""Judges texts with one verifier in worker processes. If it hangs or crashes, only that response
+goes without a verdict.
 
 This module imports no torch: `vapo.rewards.reward_model` has the verifier that needs it.
 """
@@ -45,7 +46,7 @@ OnReply = Callable[[dict[str, Any]], None]
 
 @dataclass(eq=False)
 class Question:
-    """A task for a verifier's process, and the function that gets the reply to it."""
+    """A task for a verifier's process, and the function that gets the reply."""
 
     task: Task
     on_reply: OnReply | None
@@ -58,16 +59,17 @@ class Question:
     """Whether its process failed while it answered several at a time, any of which is to blame."""
 
     def forget(self) -> None:
-        """Withdraw the question: its reply, if one comes, is dropped."""
+        """Withdraw the question: if a reply comes, it is dropped."""
         self.on_reply = None
 
 
 class WorkerPool:
-    """`num_workers` verifier processes, which one thread at a time may use.
+    """Queues tasks for `num_workers` verifier processes. One thread at a time may use it.
 
     The reply to a task is `{"failure": "timeout"}` if it takes longer than the time limit,
     `"crash"` if its process dies, and `GARBLED` if anything else is written into the process's
-    channel. Other tasks are not affected: those that were only sent to the process are sent again.
+    channel. Other tasks are not affected: if they were sent to the same process, they are sent
+    again.
 
     Args:
         timeout_s: the time limit of one task, in seconds.
@@ -94,16 +96,17 @@ class WorkerPool:
         self.processes.close()
 
     def submit(self, task: Task, on_reply: OnReply) -> Question:
-        """Queue a task. `poll` calls `on_reply(reply)` once, when its reply is there."""
+        """Queue a task; `poll` will call `on_reply(reply)` once. Return the question, which can be
+        withdrawn."""
         question = Question(task, on_reply)
         self._queue.append(question)
         return question
 
     def poll(self, timeout_s: float) -> None:
-        """Send queued tasks to processes that have few, and hand out the replies that have come.
+        """Send queued tasks to processes, and pass the replies that have come to their `on_reply`.
 
         Args:
-            timeout_s: how long to wait for the first reply; with 0, or if no task is under way,
+            timeout_s: how long to wait for the first reply. If it is 0 or no task has been sent,
                 the call does not wait.
 
         Raises: UserError: the processes die while they start, or the verifier cannot be built.
@@ -121,7 +124,8 @@ class WorkerPool:
             raise
 
     def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
-        """Call `on_reply(index, reply)` once for each task, in the order of completion."""
+        """Do all tasks, and call `on_reply(index, reply)` once for each, in the order of
+        completion."""
         num_left = len(tasks)
 
         def finish(index: int, reply: dict[str, Any]) -> None:
@@ -138,7 +142,7 @@ class WorkerPool:
                 question.forget()
 
     def _handle_answer(self, answer: Answer) -> None:
-        """Hand out a reply. If its process has ended, queue the process's other tasks again."""
+        """Pass a reply on. If its process has ended, queue that process's other tasks again."""
         worker_questions = self._questions_by_worker[answer.key]
         question = worker_questions.popleft()
         if answer.is_last:
@@ -158,15 +162,17 @@ class WorkerPool:
             question.on_reply(answer.fields)
 
     def _kill_and_requeue(self, worker: int) -> None:
-        """End a process, and put its unanswered tasks back at the head of the queue."""
+        """Kill a process, and put its unanswered tasks back at the head of the queue."""
         self.processes.end(worker, Order.KILL)
         self._queue.extendleft(reversed(self._questions_by_worker[worker]))
         self._questions_by_worker[worker].clear()
 
     def _dispatch(self, *, is_busy: bool) -> None:
-        """Send each process some of the queue: few tasks if it is short, so that all have work.
+        """Send queued tasks to the processes, few to each if the queue is short, so that all have
+        work.
 
-        If the caller is busy, each process gets at least two, so that no process waits for it.
+        If the caller is busy with something else, each process gets at least two, so that it does
+        not have to wait for the caller.
         """
         share = min(MAX_TASKS_PER_PROCESS, len(self._queue) // (4 * len(self._questions_by_worker)))
         largest = max(share, 2 if is_busy else 1) if self._num_calls == 1 else self._num_calls
@@ -176,7 +182,10 @@ class WorkerPool:
                     self._send_next(worker, worker_questions)
 
     def _on_rejected(self, worker: int) -> None:
-        """End a process which did not accept the first task of the queue, and had no other."""
+        """Kill an idle process that did not accept the first task of the queue.
+
+        A task that `MAX_REJECTIONS` processes did not accept is replied to as a crash.
+        """
         self.processes.end(worker, Order.KILL)
         question = self._queue[0]
         question.num_rejections += 1
@@ -186,7 +195,12 @@ class WorkerPool:
                 question.on_reply({"failure": "crash"})
 
     def _send_next(self, worker: int, worker_questions: deque[Question]) -> None:
-        """Send a process the first task of the queue, unless that must wait for earlier ones."""
+        """Send the first task of the queue to a process, unless the task must wait for earlier
+        ones.
+
+        A task waits if it, or the task sent before it, must be alone in its process. A broken
+        process is replaced first.
+        """
         while self._queue and self._queue[0].on_reply is None:
             self._queue.popleft()
         if not self._queue:
@@ -228,8 +242,8 @@ class TextJudge:
     """Judges texts with the configured verifier, in worker processes unless it is `exact`.
 
     Args:
-        output: collects what the verifier prints, tracebacks included; if None, it is discarded.
-            What a process prints while it starts, between two calls, is left out.
+        output: collects what the verifier prints, tracebacks included; if None, that is discarded.
+            What a process prints between two calls, while it starts, is left out.
 
     Raises: UserError: a setting is unusable, or a user's function cannot be imported.
     """
@@ -240,9 +254,9 @@ class TextJudge:
         self._needs_metadata = rewards.verifier in ("python", "reasoning_gym")
 
     def submit(self, text: Text, on_reply: OnReply) -> Callable[[], object]:
-        """Ask for the judgement of a text. `poll` hands its fields, or a `failure`, to `on_reply`.
+        """Queue a text. `poll` passes the fields of its judgement, or a `failure`, to `on_reply`.
 
-        Returns: a function that withdraws the question.
+        Returns: a function that withdraws the text.
         """
         response, answer, metadata = text
         if self.pool is None:
@@ -258,11 +272,12 @@ class TextJudge:
 
     @property
     def deciding(self) -> TextJudge:
-        """The judge that decides whether a response is correct: this one, as there is no other."""
+        """The judge that decides whether a response is correct: this one, because there is only
+        one."""
         return self
 
     def poll(self, timeout_s: float) -> None:
-        """See `WorkerPool.poll`."""
+        """Pass on the replies that have come (see `WorkerPool.poll`)."""
         if self.pool is not None:
             self.pool.poll(timeout_s)
 
@@ -272,12 +287,11 @@ class TextJudge:
 
 
 def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str | None:
-    """Return the part of a response that is judged, or None: it has no answer, and is incorrect.
+    """Return the part of a response that is judged, or None if it has no answer and is incorrect.
 
-    With `rewards.answer_after` the part is what follows the last occurrence of that text, without
-    the space at its beginning. If the prompt ends with the text, the thoughts are over before the
-    response begins, as where thinking is turned off. Then a response without the text is judged
-    as a whole.
+    With `rewards.answer_after` that is the part after the last occurrence of this text, without
+    leading space. If the prompt ends with the text, as where thinking is turned off, a response
+    without it is judged as a whole.
 
     Args:
         prompt: what the policy read, special tokens included; empty if it is not known.
@@ -292,7 +306,11 @@ def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str |
 
 
 def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Verdict`: a failure is incorrect and gets the configured reward."""
+    """Return the fields of a `Verdict` from a verifier's reply.
+
+    A failure is incorrect. If the reply has no reward, it is `rewards.correct` or
+    `rewards.incorrect`.
+    """
     is_correct, reward = reply.get("is_correct", False), reply.get("reward")
     if reward is None:
         reward = rewards.correct if is_correct else rewards.incorrect
@@ -308,8 +326,8 @@ def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, An
 def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
     """Return the rewards config of each data source, training and held-out, by the source's name.
 
-    It is `rewards`, but with the source's own verifier if the source has one. The name of a source
-    that is not in a mixture is empty.
+    It is `rewards`, with the source's own verifier if the source has one. A source that is not in a
+    mixture has the empty name.
     """
     by_source = {}
     for name in ("train", "heldout"):
@@ -320,7 +338,10 @@ def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, Rewa
 
 
 def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerPool:
-    """Check the settings and start the processes; a user's function is checked in a process."""
+    """Check the verifier's settings and start its processes.
+
+    A user's function is imported in a process, which this waits for.
+    """
     options = vars(rewards)  # not every verifier has all options
     function, variables = options.get("function"), tuple(options.get("function_variables", ()))
     check_passed(variables, key="rewards.function_variables")

@@ -1,7 +1,6 @@
-"""The texts with which well-known models end their thoughts.
+"""The texts with which well-known models end their thoughts, for code that reads whole responses.
 
-They are for code that reads a whole response. What a run judges depends on `rewards.answer_after`
-alone.
+What a run judges depends on `rewards.answer_after` alone.
 """
 
 from __future__ import annotations

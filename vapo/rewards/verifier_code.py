@@ -1,6 +1,6 @@
-"""The code that a verifier's host process imports, and the fields of its answers.
+"""The code that a verifier's host process runs, and the check of what it answers.
 
-For a user's own function: how it is called, and what it may return.
+For a user's own function it says how the function is called and what it may return.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def make_python(
     function_bytes: bytes | None = None,
     correct: float = 1.0,
 ) -> Verifier:
-    """Make a verifier from a user's function `f(response_text, answer, metadata)`, or from one that
-    was written for TRL or verl.
+    """Make a verifier of a user's function `f(response_text, answer, metadata)`, or of one that was
+    written for TRL or verl.
 
     A parameter that can only be given by name gets the argument of that name.
 
@@ -61,11 +61,10 @@ def make_python(
         path: `package.module:function` or `folder/file.py:function`; see `function_of`.
         folder: the folder that a relative path starts from.
         function_bytes: the pickled function, if the trainer's program handed one over.
-        correct: a number that the function returns is the reward; from `correct` on, the response
-            is correct.
+        correct: the smallest reward of a correct response, if the function returns a number.
 
     Raises: UserError: the path is not importable, names no function, or names one that takes other
-        arguments.
+    arguments.
     """
     user_function = function_of(path, function_bytes, key=FUNCTION_KEY, folder=folder)
     label = f"{FUNCTION_KEY} {path}"
@@ -81,8 +80,7 @@ def make_python(
 
 
 def _yields(function: Any) -> bool:
-    """Whether calling this makes a generator. It may be a function, a partial, an object or a
-    method."""
+    """Whether a function, partial, callable object or method is a generator function."""
     while isinstance(function, functools.partial):
         function = function.func
     return any(
@@ -93,8 +91,8 @@ def _yields(function: Any) -> bool:
 
 
 def _as_vapo_function(function: Callable[..., Any], label: str) -> ThreeArguments:
-    """Return a function that hands response text, answer and metadata to `function`: in this order
-    or by these names.
+    """Return a function of response text, answer and metadata that passes them to `function`, in
+    this order or by these names.
 
     Raises: UserError: `function` takes them neither way.
     """
@@ -127,9 +125,10 @@ def _as_vapo_function(function: Callable[..., Any], label: str) -> ThreeArgument
 
 
 def judgement_of(result: Any, *, correct: float) -> Judgement:
-    """Make a judgement from what a user's function returned for one response.
+    """Convert what a user's function returned for one response to a judgement.
 
-    A bool is the verdict, a number is the reward, and `(bool, number)` is both.
+    A bool is the verdict, a number is the reward, and `(bool, number)` is both. A response whose
+    reward is at least `correct` is correct if no bool says otherwise.
 
     Raises: TypeError: the result is something else.
     """
@@ -162,9 +161,9 @@ Task = Text | VoteTask
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierCode(UserCode):
-    """The code of a verifier for a host process: a user's function, or a verifier of vapo's own.
+    """What a host process needs to run a verifier: a user's function, or one of vapo's own.
 
-    Vapo's own parse hostile text, so they run `guarded`.
+    Vapo's own verifiers parse hostile text, so they run `guarded`.
     """
 
     kind: str
@@ -184,7 +183,8 @@ class VerifierCode(UserCode):
         return f"verifier {self.function or self.kind}"
 
     def imported(self) -> Callable[[], Answering]:
-        """See `UserCode.imported`."""
+        """Import the verifier; return a function that makes the one that answers tasks (see
+        `UserCode.imported`)."""
         kinds: dict[str, Callable[[], Verifier]] = {
             "regex": lambda: make_regex(self.pattern),
             "math": lambda: make_math(self.percent),
@@ -211,7 +211,8 @@ class VerifierCode(UserCode):
         return lambda: answer
 
     def checked(self, question: Task, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """See `UserCode.checked`. The fields are a judgement's, or the classes of votes."""
+        """Return the fields of an answer if they are a judgement's or those of votes, else None
+        (see `UserCode.checked`)."""
         if isinstance(question, VoteTask):
             size, classes = len(question.responses), fields.get("classes")
             if set(fields) != {"classes"} or not isinstance(classes, list) or len(classes) != size:
@@ -228,7 +229,8 @@ class VerifierCode(UserCode):
 
 
 def _fields(judgement: Judgement) -> dict[str, Any]:
-    """Return a judgement's fields; if its reward is unusable, the reason as a `failure`."""
+    """Return a judgement's fields. If its reward is unusable, return only a `failure` with the
+    reason."""
     if judgement.reward is not None:
         if not math.isfinite(judgement.reward):
             return {"failure": "nan"}

@@ -14,13 +14,11 @@ _MAX_READS = 64
 
 
 class VerifierOutput(AbstractContextManager["VerifierOutput"]):
-    """A pipe that is always being read, so that a verifier never waits for a reader.
+    """Collects what verifier processes print, through a pipe that a thread always reads.
 
-    A thread reads while the verifier works. `take` also reads the rest of the pipe itself, so that
-    it returns all that a process printed before its reply came.
-
-    `descriptor` is the end of the pipe to which the workers write: their standard output and
-    standard error.
+    So a process never waits for a reader. `take_printed` also reads what is left in the pipe, so
+    that it returns all that a process printed before its reply came. `descriptor` is the end of the
+    pipe to which the processes write: their standard output and standard error.
     """
 
     def __init__(self) -> None:
@@ -33,8 +31,8 @@ class VerifierOutput(AbstractContextManager["VerifierOutput"]):
         self._thread.start()
 
     def take_printed(self) -> str:
-        """Return what was printed since the last call. A text that is too long is cut, and says how
-        many bytes are missing."""
+        """Return what was printed since the last call. A text above `MAX_BYTES` is cut, and its end
+        says how many bytes are missing."""
         with self._lock:
             for _ in range(_MAX_READS):  # a process of the verifier's may never stop printing
                 if not self._read_some():
@@ -45,7 +43,7 @@ class VerifierOutput(AbstractContextManager["VerifierOutput"]):
         return f"{text}\n... and {num_dropped} bytes more" if num_dropped else text
 
     def close(self) -> None:
-        """Stop the thread and close the pipe. The workers must have ended."""
+        """Stop the thread and close the pipe. The processes that write to it must have ended."""
         os.close(self._stop_writer)
         self._thread.join()
         for descriptor in (self._read_descriptor, self.descriptor, self._stop_reader):

@@ -1,7 +1,8 @@
-"""The verifiers. A response is hostile text: they parse it, and never evaluate or format it.
+"""The verifiers: functions that judge a response by the reference answer.
 
-They run in worker processes (`vapo.rewards.text_judge`), which enforce time and memory limits.
-This module imports no torch, so that a worker starts fast.
+A response is hostile text: they parse it, and never evaluate or format it. They run in worker
+processes (`vapo.rewards.text_judge`), which enforce time and memory limits. This module imports no
+torch, so that a worker starts fast.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ MAX_EXTRACTED_CHARS = 200
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verifier's answer, from which `text_judge.verdict_fields` makes the verdict. If `reward` is
-    None, the response gets the configured reward of a correct or incorrect response."""
+    """What a verifier returns for one response.
+
+    If `reward` is None, the response gets the configured reward of a correct or incorrect response
+    (`text_judge.verdict_fields`). `extracted` is the answer that was found in the response.
+    """
 
     is_correct: bool
     reward: float | None = None
@@ -43,7 +47,7 @@ MAX_RESPONSE_CHARS = 200_000
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-    """Judge a response correct if all of it, stripped, equals the answer."""
+    """Judge a response correct if all of its text, stripped, equals the answer."""
     return _compare(response_text.strip(), answer)
 
 
@@ -78,11 +82,11 @@ def make_regex(pattern: str | None) -> Verifier:
 
 
 def make_math(percent: str = "either") -> Verifier:
-    r"""Make the mathematics verifier, which compares the answer of a response with the reference.
+    r"""Make the mathematics verifier, which compares a response's answer with the reference.
 
-    The answer is the last `\boxed{...}`, or else what the response's plain end gives. It is correct
-    if it equals the reference (`vapo.rewards.answers`). An answer that is not understood completely
-    is incorrect, unless it is the reference's own text.
+    The answer is in the last `\boxed{...}` or tag, or else in the response's last lines
+    (`answer_extraction`). It is correct if it equals the reference (`answer_equality`). An answer
+    that is not understood completely is incorrect, unless it is the reference's own text.
 
     Args:
         percent: whether `25%` equals both references 25 and 0.25 (`either`), or only 0.25
@@ -106,13 +110,13 @@ def make_math(percent: str = "either") -> Verifier:
 
 @dataclass(frozen=True)
 class VoteTask:
-    """A task for the verifier `math`: say which of these responses to one prompt agree."""
+    """A task for the verifier `math`: find out which of these responses to one prompt agree."""
 
     responses: tuple[str, ...]
 
 
 def math_vote_classes(task: VoteTask) -> list[int]:
-    """Return for each response the index of the first one with the same answer."""
+    """Return for each response the index of the first response with the same answer."""
     from vapo.rewards.answer_equality import vote_classes
     from vapo.rewards.answer_extraction import extract_answer
 
@@ -120,10 +124,10 @@ def math_vote_classes(task: VoteTask) -> list[int]:
 
 
 def make_reasoning_gym() -> Verifier:
-    """Make the verifier that asks the scorer of the reasoning_gym dataset that made the prompt.
+    """Make the verifier that scores a response with the reasoning_gym dataset that made the prompt.
 
-    A response is correct only with full marks. The answer is the content of the response's last
-    `<answer>...</answer>`, or all of the response if it has no such tag.
+    A response is correct only if the score is 1. The answer is the content of the response's last
+    `<answer>...</answer>`, or the whole response if it has no such tag.
 
     Raises: UserError: reasoning_gym is not installed.
     """
@@ -149,10 +153,11 @@ def make_reasoning_gym() -> Verifier:
 def make_math_verify() -> Verifier:
     """Make the verifier of the package math-verify, which is common in the field.
 
-    It parses LaTeX into SymPy's expressions, and plain expressions by SymPy's parser, which
-    evaluates code: the process that it runs in refuses any but bounded arithmetic
-    (`hostile_text`). Its own time limits are signals that interrupt SymPy anywhere and leave its
-    caches half written. So they are off, and the time limit of a verdict ends the process instead.
+    The package parses LaTeX into SymPy's expressions, and plain expressions by SymPy's parser,
+    which evaluates code: the process that it runs in refuses any but bounded arithmetic
+    (`hostile_text`). The package's own time limits are signals that interrupt SymPy anywhere and
+    leave its caches half written. So they are off, and the time limit of a verdict ends the process
+    instead.
 
     Raises: UserError: math-verify is not installed.
     """
@@ -180,7 +185,7 @@ def make_math_verify() -> Verifier:
 
 
 def check_package(verifier: str, key: str = "rewards.verifier") -> None:
-    """Check that the package of a verifier is installed, if it has one.
+    """Check that the package which a verifier needs is installed.
 
     Args:
         key: the config key that chose the verifier, for the message.

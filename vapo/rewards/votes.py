@@ -1,4 +1,4 @@
-"""Votes: which responses to a prompt give the same answer."""
+"""Votes: finds which responses to a prompt give the same answer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ logger = logging.getLogger(__name__)
 def count_votes(
     rollouts: Sequence[Rollout], *, group_size: int, pool: WorkerPool | None
 ) -> list[int | None]:
-    """Return for each response the index within its group of the first one with the same answer.
+    """Return for each response the index, within its group, of the first response with the same
+    answer.
 
-    It is None for a response without an answer or with a failure. Equal texts are equal answers.
-    Different texts are compared by the pool's processes, within the time limit of one verdict for
-    each group; without a pool they count as different answers.
+    The index is None for a response without an answer or with a failure. Equal texts are equal
+    answers. Different texts are compared by the pool's processes, within one verdict's time limit
+    per group. Without a pool they count as different answers.
     """
     votes: list[int | None] = []
     for first in range(0, len(rollouts), group_size):
@@ -61,7 +62,11 @@ def count_votes(
 
 
 def _by_text(group: Sequence[Rollout]) -> list[int | None]:
-    """Return for each response of a group the index of the first one with the same text."""
+    """Return for each response the index of the group's first response with the same extracted
+    text.
+
+    The index is None for a response without an extracted answer or with a failure.
+    """
     firsts: dict[str, int] = {}
     votes: list[int | None] = []
     for index, rollout in enumerate(group):

@@ -34,7 +34,7 @@ _SPARE_BYTES = 3 * GIB  # stay free as well, for a chunk of logits and their gra
 
 
 class Microbatching(NamedTuple):
-    """The token budget of a micro-batch, and the names of the networks that recompute activations."""
+    """The token budget of a micro-batch, and the networks that recompute activations."""
 
     tokens: int
     recomputing: tuple[str, ...]

@@ -31,7 +31,8 @@ NETWORKS = ("actor", "critic")
 
 
 class Pass(NamedTuple):
-    """One pass over the rollout batch: the networks that it trains, and its number of minibatches."""
+    """One pass over the rollout batch: the networks that it trains and its number of
+    minibatches."""
 
     networks: tuple[str, ...]
     num_minibatches: int
@@ -86,7 +87,8 @@ def common_minibatches(config: FitConfig) -> int:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The rows of one forward and backward pass: the network's inputs, and all columns of the rows."""
+    """The rows of one forward and backward pass: the network's inputs and all columns of the
+    rows."""
 
     inputs: TokenInputs
     rows: TrainingBatch

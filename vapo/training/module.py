@@ -304,7 +304,8 @@ class VapoModule(L.LightningModule):
         return {name: inputs.scatter(numbers) for name, numbers in columns.items()}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
-        """Return the critic's values [b, T] of a micro-batch, and the logits of a categorical head."""
+        """Return a micro-batch's values [b, T] of the critic, and the logits of a categorical
+        head."""
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
         output = forward_of_rows(self.critic, inputs, micro.rows.critic_members)._asdict()

@@ -86,7 +86,8 @@ class Sampling:
         )
 
     def _engine(self, module: VapoModule) -> Sampler:
-        """Start the config's engine. The start of vLLM, which takes a while, is shown as a stage."""
+        """Start the config's engine. The start of vLLM, which takes a while, is shown as a
+        stage."""
         is_built_in = self.config.rollouts.engine == "transformers"
         with nullcontext() if is_built_in else self.progress.stage("engine_start"):
             return make_sampler(
@@ -169,7 +170,7 @@ def assemble_parts(
 
 
 def num_pretraining_iterations(module: VapoModule) -> int:
-    """Return the largest possible number of value-pretraining iterations; 0 if there is no critic."""
+    """Return the largest possible number of value-pretraining iterations (0 without a critic)."""
     return module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
 
 

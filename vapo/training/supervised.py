@@ -223,7 +223,8 @@ def train_supervised(
     accelerator: str,
     precision: Any,
 ) -> None:
-    """Train the module's network on all batches, in one process, and log its loss as `loss_name`."""
+    """Train the module's network on all batches, in one process, and log the loss as
+    `loss_name`."""
     trainer = L.Trainer(
         accelerator=accelerator,
         devices=1,

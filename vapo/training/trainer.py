@@ -98,7 +98,7 @@ class RunCallbacks:
 def make_trainer(
     parts: TrainingParts, callbacks: Sequence[Callback], logger: RunLogger
 ) -> L.Trainer:
-    """Make Lightning's Trainer for a run. It handles no signals, because the run does that itself."""
+    """Make Lightning's Trainer for a run. It handles no signals, because the run itself does."""
     trainer = L.Trainer(
         **parts.trainer_options,
         logger=logger,

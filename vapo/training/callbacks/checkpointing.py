@@ -163,7 +163,7 @@ class Checkpointing(Checkpoint):
         return ""
 
     def _kept_besides(self, module: VapoModule) -> list[DiskUse]:
-        """Return the disk space that the run may still need for other files than its checkpoints."""
+        """Return the disk space that the run may still need for files other than checkpoints."""
         config, run = module.config, self.run_dir.path
         total = module.hyperparameters.value_pretraining_iterations + config.training.num_iterations
         every = min(self.every_n_iterations, total)

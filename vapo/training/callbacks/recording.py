@@ -266,11 +266,11 @@ class Watch(Callback):
 
     @property
     def why_held(self) -> str:
-        """Why the run may soon stop itself, so that `last.ckpt` must be kept; empty if there is no
-        reason.
+        """The reason why the run may soon stop itself, so that `last.ckpt` is kept; empty if it may
+        not.
 
-        It depends on the latest iteration alone. A watcher whose metric that iteration lacks is no
-        reason.
+        It depends on the latest iteration alone. A watcher whose metric that iteration lacks gives
+        none.
         """
         skipped = [f"the {n}'s latest update was skipped" for n in self.faults.latest_skipped]
         return " and ".join([*skipped, *(state.describe_count() for state in self._counting)])
