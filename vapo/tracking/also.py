@@ -1,7 +1,7 @@
 """Logs metrics to CSV files and to Weights & Biases in addition to MLflow, by Lightning's loggers.
 
-MLflow stays the record: if one of these loggers fails, the run says so once and continues
-without it.
+MLflow stays the record: if one of these loggers fails, the run says so once and continues without
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SETTINGS = {"x_disable_meta": True, "console": "off", "save_code": False}
 def check_also(tracking: TrackingConfig) -> None:
     """Check that the packages and keys which `tracking.also` needs are there.
 
-    Raises: UserError that names what is missing.
+    Raises: UserError: a package or a key is missing; the message names it.
     """
     if WANDB not in tracking.also:
         return
@@ -47,11 +47,12 @@ def check_also(tracking: TrackingConfig) -> None:
 
 
 class Also:
-    """A run's loggers beside MLflow: those of `tracking.also`, and the `user_loggers`.
+    """A run's loggers besides MLflow: those of `tracking.also`, and the `user_loggers`.
 
-    They write into the run's `folder`. If one of them fails during the run, `note` gets a line.
+    They write into the run's `folder`. If one of them fails during the run, `note` gets a line, and
+    the run continues without it.
 
-    Raises: UserError when one of them cannot begin.
+    Raises: UserError: one of them cannot begin.
     """
 
     def __init__(
@@ -89,12 +90,13 @@ class Also:
         self._each(lambda logger: logger.log_metrics(dict(metrics), step), list(self._loggers))
 
     def log_config(self, flat_params: Mapping[str, Any]) -> None:
-        """Log the config to all loggers except CSV, whose folder is next to config.yaml."""
+        """Log the config to all loggers except CSV, whose folder has config.yaml beside it."""
         names = [name for name in self._loggers if name != _CSV]
         self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), names)
 
     def close(self, *, is_finished: bool) -> None:
-        """End all loggers. W&B sends what is left; offline it leaves that in the run's folder."""
+        """End all loggers. W&B sends what it has not sent yet; offline it keeps that in the run's
+        folder."""
         status, code = ("success", 0) if is_finished else ("failed", 1)
         self._each(lambda logger: logger.finalize(status), list(self._loggers))
         self._each(lambda logger: logger.experiment.finish(code), [_WANDB])

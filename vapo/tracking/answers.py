@@ -1,4 +1,4 @@
-"""Limits on the answers of a tracking server: on their size, and on the time that they take.
+"""Limits the size of a tracking server's HTTP answers, and the time that they take.
 
 MLflow's client reads a whole answer into memory, and waits as long as a byte comes now and then. In
 that way a broken or hostile server could use up the training's memory, or delay its start.
@@ -28,7 +28,7 @@ _MlflowAdapter: type[HTTPAdapter] = request_utils.TCPKeepAliveHTTPAdapter
 
 @cache
 def limit_answers() -> None:
-    """Limit the answers to the requests that MLflow's client makes in this process from now on.
+    """Limit the answers to all requests that MLflow's client makes in this process from now on.
 
     The client keeps its connections open, so this must be called before its first request.
     """
@@ -36,7 +36,11 @@ def limit_answers() -> None:
 
 
 class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
-    """Ends a request whose answer is too large or takes too long; downloads have no size limit."""
+    """The HTTP adapter of MLflow's client. It ends a request whose answer is too large or takes too
+    long.
+
+    A streamed answer, which is how files are downloaded, has no size limit.
+    """
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
         super().init_poolmanager(*args, **options)
@@ -48,7 +52,11 @@ class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
         return manager
 
     def send(self, request: Any, stream: bool = False, **options: Any) -> requests.Response:
-        """Send a request, and read its answer. Raises: requests.RequestException."""
+        """Send a request and return the response, whose content has been read unless it is
+        streamed.
+
+        Raises: requests.RequestException: the request failed, or its answer is beyond a limit.
+        """
         deadline, error = _Deadline(), None
         _request.deadline = deadline
         try:
@@ -69,7 +77,10 @@ class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
 
 
 def _read(response: requests.Response) -> None:
-    """Read an answer as `requests` does, but only up to the limit."""
+    """Read an answer's content as `requests` does, but only up to `MAX_ANSWER_BYTES`.
+
+    Raises: ContentDecodingError: the answer is larger.
+    """
     content = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         content += chunk
@@ -82,7 +93,7 @@ def _read(response: requests.Response) -> None:
 
 
 class _Deadline:
-    """Cuts this thread's connection when an answer takes too long.
+    """Shuts down this thread's connection if an answer takes longer than `ANSWER_S`.
 
     The time begins once the request has been sent: a large file may take any time to send.
     """
@@ -108,7 +119,8 @@ class _Deadline:
 
 
 class _Noted:
-    """A connection that waits for an answer only until the deadline of its thread's request."""
+    """A mixin for connections: waiting for an answer starts the deadline of the thread's
+    request."""
 
     sock: Any
 

@@ -1,8 +1,8 @@
-"""Confirms that a store has the records that it said it took.
+"""Confirms that a store has the records which it said it took.
 
-Its answers alone prove nothing: MLflow answers every request with an empty object, and so does a
-proxy in front of it that stores nothing. So the store is asked once, at the end of a run, what
-it has.
+A store's answers alone prove nothing: MLflow answers every request with an empty object, and so
+does a proxy in front of it that stores nothing. So the store is asked once, at the end of a run,
+what it has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def missing_records(client: MlflowClient, run_id: str, records: Sequence[Record]) -> list[Record]:
     """Return the records that the store does not have, in their order.
 
-    Raises: MLflow's own errors when the store does not answer.
+    Raises: MLflow's own errors: the store does not answer.
     """
     run = client.get_run(run_id)
     rows = _rows(client, run, records)
@@ -53,9 +53,9 @@ def missing_records(client: MlflowClient, run_id: str, records: Sequence[Record]
 def _rows(
     client: MlflowClient, run: Run, records: Sequence[Record]
 ) -> dict[str, set[tuple[int, int]]]:
-    """Return the times and steps of the stored values, by key, for one key of each record.
+    """Return the (time, step) pairs that the store has of one metric of each record, by metric.
 
-    All metrics of a record are sent in one request, so one of its keys stands for all of them.
+    All metrics of a record are sent in one request, so one of them stands for all.
     """
     rows: dict[str, set[tuple[int, int]]] = {}
     for record in records:

@@ -1,4 +1,5 @@
-"""Delivers tracking records in order, in the background: training never waits for a store."""
+"""Sends tracking records to a store in order, in the background: training never waits for a
+store."""
 
 from __future__ import annotations
 
@@ -24,17 +25,19 @@ _CLOSE_S = 120.0
 
 
 class OutageError(Exception):
-    """The store is at fault, not the record, or it is unknown whether it takes any record."""
+    """Raised if the store does not take any record at the moment, or it is unknown whether it
+    does."""
 
 
 class RefusedError(Exception):
-    """The record is at fault: no store would take it as it is."""
+    """Raised if the store finds the record itself invalid, so that it would never be taken."""
 
 
 class Sink(Protocol):
-    """Sends records to a store. It gets several at once only if all of them are metrics.
+    """The interface through which `Delivery` sends records to a store.
 
-    Raises: OutageError or RefusedError. Any other error may be the record's or the store's fault.
+    `send` gets several records at once only if all of them are metrics. It raises OutageError or
+    RefusedError; for any other error it is unknown whether the record or the store causes it.
     """
 
     def send(self, records: Sequence[Record]) -> None: ...
@@ -42,11 +45,11 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class DeliveryReport:
-    """The counts of a run's records, by what became of them.
+    """How many records of a run were delivered, refused or are left.
 
     `undelivered` records were not sent, and `num_lost` of these are not on disk either.
-    `missing_files` are artifacts that the store said it took but does not have; their contents
-    here were removed when it said so.
+    `missing_files` are artifacts that the store said it took but does not have; their contents were
+    removed from the disk when it said so.
     """
 
     delivered: int
@@ -58,17 +61,19 @@ class DeliveryReport:
 
 
 class Delivery:
-    """Sends a journal's records one after the other, in order, in a separate thread.
+    """Sends a journal's records one after the other, in order, in a thread.
 
-    In an outage the records wait in the journal, however long the outage lasts, and are tried
-    again after 1, 2, 4 ... 30 s. An error counts as an outage unless the store clearly blames the
-    record; an error of the journal itself is an outage, too. A record is left out only if the
-    store finds it invalid, or if it fails 20 times and once more after the store has taken a later
-    one. So no record can hold up a run.
+    In an outage the records wait in the journal, however long the outage lasts, and are tried again
+    after 1, 2, 4 ... 30 s. Every error counts as an outage unless the store clearly blames the
+    record. A record is refused, and left out, only if the store finds it invalid, or if it fails 20
+    times and once more after the store has taken a later one. So no record can hold up a run.
 
-    `warn` is called when an outage begins and ends, for the first record that is refused, and when
-    the journal can no longer be written. `redact` removes the store's credentials from errors.
-    `missing` asks the store at the end which of the records that it took it does not have.
+    Args:
+        warn: called when an outage begins and ends, for the first refused record, and when the
+            journal can no longer be written.
+        redact: removes the store's credentials from errors.
+        missing: called at the end with the sent records; returns those that the store does not
+            have.
     """
 
     def __init__(
@@ -115,12 +120,12 @@ class Delivery:
             )
 
     def sync(self) -> None:
-        """Force what was submitted so far to the disk, without waiting for the store."""
+        """Force the records submitted so far to the disk, without waiting for the store."""
         with self._changed:
             self._journal.sync()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every record was sent or refused, and return whether that is the case.
+        """Wait until every record was sent or refused; return whether that is so after `timeout_s`.
 
         In an outage it returns False at once.
         """
@@ -132,7 +137,8 @@ class Delivery:
             return not self._journal
 
     def close(self, *, while_it_moves: bool = False) -> DeliveryReport:
-        """Send the remaining records within 2 minutes in all; in an outage try only once more.
+        """Send the remaining records within 2 minutes, in an outage with one more attempt; return a
+        report.
 
         With `while_it_moves` each success allows another 2 minutes. An attempt that has not ended
         by then is abandoned: its thread cannot be ended, but it no longer touches the journal, and
@@ -169,7 +175,7 @@ class Delivery:
                 self._changed.notify_all()
 
     def _attempt(self) -> bool:
-        """Make one attempt, and wait after a failure; return whether to make another one."""
+        """Try to send the next batch, and wait after a failure; return whether to try again."""
         problem = "the store does not take records"
         with self._changed:
             self._changed.wait_for(lambda: self._journal or self._deadline is not None)
@@ -207,11 +213,12 @@ class Delivery:
         return True
 
     def _next_batch(self) -> list[Record | None]:
-        """Return the first record and, if it has metrics, the records of metrics that follow it.
+        """Return the oldest record that waits and, if it has metrics, the records of metrics that
+        follow it.
 
-        The list is empty when no record is left.
+        A damaged record is None. The list is empty if no record is left.
 
-        Raises: OSError when the journal cannot be read.
+        Raises: OSError: the journal cannot be read.
         """
         batch: list[Record | None] = []
         num = 0
@@ -231,10 +238,11 @@ class Delivery:
             return batch
 
     def _send_missing_again(self) -> bool:
-        """Ask the store at the end what it has; return whether there is more to be sent now.
+        """Ask the store at the end which sent records it lacks; return whether more must be sent
+        now.
 
-        A record that the store said it took but does not have is sent once more. If the store
-        then still lacks it, it stays in the journal, where `vapo deliver` finds it.
+        A record that it lacks is sent once more. If the store then still lacks it, it stays in the
+        journal, where `vapo deliver` finds it.
         """
         if self._missing is None or self._abandoned:
             return False
@@ -264,11 +272,12 @@ class Delivery:
         return False
 
     def _try(self, batch: list[Record | None]) -> Exception | None:
-        """Send records; after repeated failures find out whether the record is at fault.
+        """Send a batch. Return None if it was sent, else the error: refused, outage or unclear.
 
-        To find out, a later record is sent as a probe; it is sent again in its turn. Every kind of
-        record needs the store's database. A file also needs room for files, so its probe is a file,
-        too, if there is one.
+        After repeated unclear failures of one record, a later record is sent as a probe. If the
+        probe is taken and the record fails once more, the record is refused. The probe is a record
+        of the same kind if there is one, because files also need room for files. It is sent again
+        in its turn.
         """
         records = [record for record in batch if record is not None]
         if not records:
@@ -300,7 +309,8 @@ class Delivery:
         return None
 
     def _remove_batch(self, batch: list[Record | None], *, is_sent: bool) -> None:
-        """Remove a batch that was sent or refused; a refused batch of several is tried singly."""
+        """Remove a sent or refused batch from the journal. If a batch of several was refused, try
+        each alone."""
         self._unclear = 0
         if not is_sent and len(batch) > 1:
             self._singly = len(batch)
@@ -332,7 +342,8 @@ class Delivery:
 
 
 def one_line(error: object) -> str:
-    """What an error says, short, without the statement and its values that a database repeats."""
+    """Return an error's message in one short line, without the SQL statement that a database
+    adds."""
     text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
     text = re.sub(r"^\([\w.]+Error\) ", "", text)
     return text if len(text) <= 300 else text[:297] + "..."

@@ -1,4 +1,4 @@
-"""Records what a run reads, in MLflow: the two sets of prompts, and the models."""
+"""Describes a run's inputs for MLflow: prompts, models and config values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from vapo.types import Prompt
 
 
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
-    """Return the training and held-out prompts, with a digest of their texts and answers."""
+    """Return the training and held-out prompts as MLflow data sets, with a digest of texts and
+    answers.
+
+    A mixture gives one data set for each of its sources.
+    """
     data = written_tree(config)["data"]
     train = data["train"]
     parts = {"train": ("", train)}  # of a mixture each source, by its name in the record
@@ -41,7 +45,8 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
 
 
 def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
-    """Return the tags `model/actor` and `model/critic`: the folders, with fingerprints if local."""
+    """Return the tags `model/actor` and `model/critic`: each model's path and, if local, its
+    fingerprint."""
     paths = {"actor": config.actor.path, "critic": critic_path}
     return {
         f"model/{name}": f"{config.from_environment.text_of(path)} "
@@ -52,15 +57,15 @@ def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
 
 
 def recorded_tracking(config: FitConfig | SftConfig | RewardModelConfig) -> TrackingConfig:
-    """Return the config's block `tracking`, its tags without credentials."""
+    """Return the config's block `tracking`, with credentials removed from its tags."""
     return replace(config.tracking, tags=written_tree(config)["tracking"]["tags"])
 
 
 def params(config: FitConfig) -> dict[str, Any]:
-    """Return the config's values by dotted key, without credentials and bookkeeping keys.
+    """Return the config's values by dotted key, without credentials, `tracking` and `output_dir`.
 
-    The first entry lists what differs from the config files' values, or in a run of a sweep from
-    the sweep's base: MLflow lists params by name.
+    The entry `_differs` lists what differs from the config files' values, or in a sweep from the
+    sweep's base. It is first, because MLflow lists params by name.
     """
     flat: Mapping[str, Any] = flatten_written(config)
     bookkeeping = ("tracking.", "output_dir")

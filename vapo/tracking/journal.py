@@ -48,18 +48,19 @@ _MAX_CHECKED_BYTES = 2**25
 
 
 class JournalInUseError(UserError):
-    """Another process writes into the journal, or delivers it."""
+    """Raised if another process writes into the journal or delivers it."""
 
 
 class Journal:
-    """The records of one run in their order. It is not for several threads at once.
+    """The records of one run in their order, on disk until a store has taken them. It is not
+    thread-safe.
 
-    A record is first written as a line of the file; lines that were not sent are also in memory.
-    Without a folder, while the disk is full, and once the folder was deleted, records are in
+    Each record is appended to the file as a line; lines that were not sent are also in memory.
+    Without a folder, while the disk is full, and after the folder was deleted, records are in
     memory only. `append` hands a line to the operating system, so that it outlives the process;
     after `sync` it also outlives a power cut.
 
-    Raises: UserError if the folder cannot be written, or if another process uses it.
+    Raises: UserError: the folder cannot be written, or another process uses it.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -83,12 +84,13 @@ class Journal:
             raise cannot_write_journal(folder, error) from None
 
     def __len__(self) -> int:
-        """Return the number of records that were not sent."""
+        """Return the number of records that were not sent yet."""
         return len(self._lines_on_disk) + len(self._records_in_memory)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was deleted or moved away, so that its records cannot be found."""
+        """Whether the folder was deleted or moved away, so that records written to it cannot be
+        found."""
         if self.folder is None:
             return False
         try:
@@ -101,17 +103,20 @@ class Journal:
 
     @property
     def num_in_process(self) -> int:
-        """The number of records that were not sent and are in this process's memory only."""
+        """The number of unsent records that are in this process's memory only, and lost if it
+        ends."""
         return len(self) if self.is_gone else len(self._records_in_memory)
 
     def records(self) -> list[Record]:
-        """Yield all records of the file, sent or not; artifacts have their paths in `files`."""
+        """Return all records of the file, sent or not. An artifact's payload is its content's
+        path."""
         return [] if self.folder is None else read_from(self.folder)[0]
 
     def sent_records(self) -> list[Record]:
-        """Return the records that the store said it took; of a long journal only the latest ones.
+        """Return the records that the store said it took. Only the end of a very long journal is
+        read.
 
-        Raises: OSError.
+        Raises: OSError: the journal cannot be read.
         """
         if self.folder is None or self.is_gone:
             return []
@@ -129,12 +134,14 @@ class Journal:
         return [record for record in records.values() if record is not None]
 
     def append(self, record: Record) -> None:
-        """Append a record. Nothing is raised: if it stays in memory only, `trouble` says why."""
+        """Append a record. It never raises: if the record stays in memory only, `trouble` says
+        why."""
         self._records_in_memory.append(record)
         self.retry_disk()
 
     def retry_disk(self) -> None:
-        """Write the records that are in memory only, in order, if there is room on the disk."""
+        """Write the records that are in memory only to the disk, in order, as far as that is
+        possible."""
         try:
             while self.folder and self._records_in_memory:
                 self._lines_on_disk.append(self._write(self._records_in_memory[0]))
@@ -145,11 +152,11 @@ class Journal:
             self.trouble = f"{self.folder}: {reason}"
 
     def waiting(self) -> Iterator[Record | None]:
-        """Yield the records that were not sent, oldest first; None for one that is damaged.
+        """Yield the records that were not sent, oldest first; None for a damaged one.
 
-        `remove_oldest` takes them off.
+        They stay in the journal until `remove_oldest` is called.
 
-        Raises: OSError if an artifact's content cannot be read.
+        Raises: OSError: an artifact's content cannot be read.
         """
         for record in map(_parse, self._lines_on_disk):
             if record and record.kind == "file":
@@ -159,9 +166,10 @@ class Journal:
         yield from self._records_in_memory
 
     def remove_oldest(self, num: int, *, refused_for: str | None = None) -> None:
-        """Remove the oldest `num` waiting records, which were sent or `refused_for` a reason.
+        """Remove the oldest `num` waiting records. They were sent, or refused for the reason
+        `refused_for`.
 
-        Raises: OSError if refused records cannot be written to their file; then they stay.
+        Raises: OSError: refused records cannot be written to refused.jsonl; they then stay.
         """
         lines = list(islice(self._lines_on_disk, num))
         is_kept = lines and not self.is_gone
@@ -181,9 +189,11 @@ class Journal:
                     remove_inside(self._path(), record.payload)
 
     def start_over(self, without: Container[str]) -> None:
-        """Let every record be sent again, to another run, but not the kinds `without`.
+        """Mark all records as unsent, so that they are sent to another run; drop the kinds in
+        `without`.
 
-        Artifacts that were sent are left out, too: their contents were removed."""
+        Artifacts that were sent are dropped, too, because their contents were removed.
+        """
         if self.folder is None:
             return
         lines = []
@@ -198,14 +208,14 @@ class Journal:
         self._open()
 
     def bind(self, tracking_uri: str, run_id: str) -> None:
-        """Write the store and the run to which the records belong. Raises: OSError."""
+        """Write target.json: the store and the run that the records belong to. Raises: OSError."""
         if self.folder is not None:
             target = {"tracking_uri": tracking_uri, "mlflow_run_id": run_id}
             with open_inside(self.folder, TARGET_NAME, "wb") as file:
                 file.write(json.dumps(target).encode() + b"\n")
 
     def sync(self) -> None:
-        """Force everything that was written to the disk."""
+        """Force everything written so far to the disk."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -218,7 +228,7 @@ class Journal:
             os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Remove the files of the closed journal; other files in its folder stay."""
+        """Remove the files of the closed journal, and its folder if no other files are in it."""
         if self.folder is None:
             return
         with suppress(OSError):  # what cannot be removed is left
@@ -238,7 +248,8 @@ class Journal:
             self._lock.close()
 
     def _open(self) -> None:
-        """Open the journal to append, cut off an unfinished last line, and read unsent lines."""
+        """Open the journal for appending, cut off an unfinished last line, and read the unsent
+        lines."""
         self._file = open_inside(self._path(), JOURNAL_NAME, "ab", buffering=0)
         self._end = sum(map(len, lines_in(self._path())))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
@@ -291,12 +302,12 @@ class Journal:
 
 
 def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
-    """Return the records after byte `start` of another process's journal, and where they end.
+    """Return the complete records after byte `start` of another process's journal, and their end's
+    byte.
 
-    A last line that is not complete yet is left to the next call. A journal shorter than `start`
-    was begun anew, and is read from its beginning.
+    If the journal is shorter than `start`, it was begun anew, and is read from its beginning.
 
-    Raises: OSError if the journal cannot be read.
+    Raises: OSError: the journal cannot be read.
     """
     if (folder / JOURNAL_NAME).stat().st_size < start:
         start = 0
@@ -305,9 +316,9 @@ def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
 
 
 def _parse(line: bytes) -> Record | None:
-    """Return the record of a line, or None if the line is damaged.
+    """Return the record of a journal's line, or None if the line is damaged.
 
-    The payload of a file's record is the path of its content in the journal's folder.
+    The payload of a `file` record is the path of its content in the journal's folder.
     """
     try:
         record = Record(**json.loads(line))
@@ -320,7 +331,8 @@ def _parse(line: bytes) -> Record | None:
 
 
 def _is_well_formed(record: Record) -> bool:
-    """Whether a record from the disk, of any kind but `file`, has the form that a run writes."""
+    """Whether a record read from the disk, of any kind but `file`, has the form that a run
+    writes."""
     match record.kind, record.payload:
         case "metrics", list(items):
             return all(map(_is_metric, items))
@@ -355,5 +367,5 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_step(value: Any) -> bool:
-    """Whether a value is a step that a store can hold. Those of value pretraining are below 0."""
+    """Whether a value is a step that a store can hold. Steps of value pretraining are below 0."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53

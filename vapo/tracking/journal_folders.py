@@ -1,4 +1,4 @@
-"""The folder of a journal: the names of its files, their checks, and how its lines are read."""
+"""The folder of a journal: its files' names, their checks, and the reading of lines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MAX_TARGET_BYTES = 2**20
 
 
 def check_own_files(folder: Path) -> None:
-    """Check that the journal's files, where they exist, are regular files and not links.
+    """Check that the journal's files, if they exist, are regular files and not links.
 
-    Raises: UserError.
+    Raises: UserError: one of them is a link or of another kind.
     """
     for name in (CONTENTS_FOLDER, *NAMES):
         path = folder / name
@@ -42,7 +42,8 @@ def check_own_files(folder: Path) -> None:
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:
-    """Read the `tracking_uri` and `mlflow_run_id` that `Journal.bind` wrote; None if unreadable."""
+    """Return the `tracking_uri` and `mlflow_run_id` in target.json, or None if they cannot be
+    read."""
     try:
         target = json.loads(read_inside(folder, TARGET_NAME, _MAX_TARGET_BYTES) or b"")
         is_ours = isinstance(target["tracking_uri"], str) and is_run_id(target["mlflow_run_id"])
@@ -52,7 +53,8 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
-    """Rename the folder if another run's journal is in it, so that its records are kept."""
+    """Rename the folder if it has the journal of another run than `run_id`, so that its records are
+    kept."""
     target = read_target(folder)
     if target is None or target["mlflow_run_id"] == run_id:
         return
@@ -70,7 +72,10 @@ def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:
 
 
 def lines_in(folder: Path, start: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a journal from byte `start` on, up to the first unfinished one."""
+    """Yield the complete lines of a journal from byte `start` on.
+
+    Raises: UserError: a line is longer than a run writes.
+    """
     with open_inside(folder, JOURNAL_NAME, "rb") as file:
         file.seek(start)
         while line := file.readline(MAX_LINE_BYTES):

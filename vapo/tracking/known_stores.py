@@ -1,9 +1,9 @@
-"""The stores that this user has named, kept in a file of the home folder as ssh keeps hosts.
+"""Remembers the stores that this user has named, in a file of the home folder, as ssh keeps hosts.
 
-A run's folder may come from somebody else, and it names a store. Using a store means sending it
-the environment's credentials, and writing artifacts where it says. So a store that a run's folder
-names is used only if the user has named it, too: in MLFLOW_TRACKING_URI, in an option or a config
-of this command, or in one of an earlier command, which the file remembers.
+A run's folder may come from somebody else, and it names a store. Using a store means sending it the
+environment's credentials, and writing artifacts where it says. So a store that a run's folder names
+is used only if the user has named it, too: in MLFLOW_TRACKING_URI, in an option or a config of this
+command, or in one of an earlier command, which the file remembers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MAX_BYTES = 2**22
 
 
 def remember_store(store: Store) -> None:
-    """Remember a store that the user has named. If that fails, the user must name it again."""
+    """Add a store that the user has named to the file. If that fails, the user must name it
+    again."""
     if is_known(store):
         return
     with suppress(OSError, RuntimeError):  # no home folder, or one that may not be written
@@ -49,9 +50,10 @@ def is_known(store: Store) -> bool:
 
 
 def keeps_beside(store: Store, run_id: str) -> bool:
-    """Whether a store is a local database with this run, and keeps the run's files next to it.
+    """Whether a store is a local SQLite database that has this run, and the run's artifacts lie
+    beside it.
 
-    If so, nothing leaves this machine, and neither an address in the database nor a link makes
+    Then nothing leaves this machine, and neither an address in the database nor a link makes
     anything be written elsewhere. The database is only read.
     """
     if store.database is None or store.uri != f"sqlite:///{store.database}":
@@ -67,7 +69,7 @@ def keeps_beside(store: Store, run_id: str) -> bool:
 
 
 def _is_beside(uri: str, store: Store) -> bool:
-    """Whether a folder of artifacts lies in the store's folder, and no link leads out of it."""
+    """Whether a folder of artifacts lies in the store's own folder, and no link leads out of it."""
     if not uri.startswith(f"{store.artifact_location}/") or ".." in unquote(uri):
         return False
     folder = Path(unquote(urlsplit(uri).path))
@@ -77,13 +79,14 @@ def _is_beside(uri: str, store: Store) -> bool:
 
 
 def check_known(uri: str, *, named_by: Path, how: str, run_id: str | None = None) -> None:
-    """Check that a store which a run's folder or file names may be used.
+    """Check that a store which a run's folder or file (`named_by`) names may be used.
 
     Args:
-        how: what the user would write to name the store, up to its address.
-        run_id: the run to which records are sent.
+        how: what the user would write in front of the store's address to name it, such as an
+            option.
+        run_id: the run to which records are sent, or None.
 
-    Raises: UserError when the user has not named the store.
+    Raises: UserError: the user has not named the store.
     """
     store = locate_store(uri)
     if is_known(store) or (run_id is not None and keeps_beside(store, run_id)):
@@ -101,6 +104,7 @@ def _name(store: Store) -> str:
 
 
 def _path() -> Path:
-    """Return the path of the file. Raises: RuntimeError when there is no home folder."""
+    """Return the path of the file of known stores. Raises: RuntimeError: there is no home
+    folder."""
     folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(folder) / "vapo" / "stores"

@@ -1,4 +1,4 @@
-"""The addresses at which MLflow's UI shows a run, and the command that serves the UI.
+"""Makes the addresses at which MLflow's UI shows a run, and the command that serves the UI.
 
 MLflow 3 has a view for agents, which it opens by default, and one for training. The query of an
 address decides which one is opened.
@@ -27,19 +27,20 @@ CHARTS, DESCRIPTION = "model-metrics", "overview"
 
 
 def run_page(server: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
-    """Return the address of a run's page, by default of its charts.
+    """Return the address of a run's page at a server. `tab` is the tab that it opens, by default
+    the charts.
 
-    With an empty `server` it is a link within the UI.
+    If `server` is empty, the address is a link within the UI.
     """
     place = f"#/experiments/{experiment_id}/runs/{run_id}/{tab}{_TRAINING_VIEW}"
     return f"{server.rstrip('/')}/{place}" if server else place
 
 
 def runs_page(server: str, experiment_id: str, *, charts: bool, has_view: bool) -> str:
-    """Return the address of a page with an experiment's runs: their charts, or a table.
+    """Return the address of a page with an experiment's runs: their charts, or a table of them.
 
-    `has_view` says that the experiment has our view (`share_view`): scores are the first columns
-    and charts.
+    `has_view` says that the experiment has our view (`share_view`), whose first columns and charts
+    are scores; the page then uses it.
     """
     place = f"#/experiments/{experiment_id}/runs{_TRAINING_VIEW}"
     place += "&compareRunsMode=CHART" if charts else ""
@@ -50,7 +51,7 @@ def runs_page(server: str, experiment_id: str, *, charts: bool, has_view: bool) 
 def curves_page(
     server: str, experiment_id: str, run_ids: Sequence[str], metric: str = SCORE
 ) -> str:
-    """Return the address of a chart with the score's curve of each of these runs.
+    """Return the address of a chart with each run's curve of the score, or of another `metric`.
 
     The page also lets one choose other metrics. `runs_page` cannot replace it: that page draws a
     sweep's parent in place of its runs, and has no filter that would leave the parent out.
@@ -66,7 +67,7 @@ def curves_page(
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
-    """Return a run's address on a server, or for another store the command that serves it.
+    """Return the address of a run's page on a server; for a local store, the command that shows it.
 
     The text has no credentials: commands take them from the environment.
     """

@@ -37,20 +37,23 @@ class RunLogger(Logger):
 
     It opens the store, and begins a run or resumes `run_id`; if the store has lost that run, it
     begins a new one. Every `log_*` returns at once. Records arrive in order and only once, all of
-    them by `close`. If the store fails, the training continues: records wait in the journal and
-    are sent again, and `close` says how many are left and which command sends them. Lightning's
+    them by `close`. If the store fails, the training continues: records wait in the journal and are
+    sent again, and `close` says how many are left and which command sends them. Lightning's
     `finalize` only waits for what was logged so far, because a run outlives its `Trainer.fit`;
     `close` ends the run. On ranks other than 0 every method does nothing. Use it as a context
     manager.
 
-    The steps of metrics are recorded less `policy_begins_at`, so that 0 is where the policy begins
-    and value pretraining is below it.
+    Metrics are recorded at their step minus `policy_begins_at`, so that 0 is where the policy phase
+    begins, and steps of value pretraining are below 0.
 
-    `note` receives lines for the user, on the wait for a new store and on trouble during the run.
-    `journal` is the folder `tracking` in the run's folder. Records are kept there until the store
-    has them, and those of an interrupted run are sent first. If it is None, they are in memory.
+    Args:
+        note: receives lines for the user, about the wait for a new store and trouble during the
+            run.
+        journal: the folder in which records are kept until the store has them; those of an
+            interrupted run are sent first. If it is None, records are kept in memory.
+        loggers: the user's own loggers, which get metrics and config as well.
 
-    Raises: UserError, within seconds, if the store or the journal cannot be used.
+    Raises: UserError: the store or the journal cannot be used. This takes seconds at most.
     """
 
     # the last step of each metric that earlier processes of this run recorded, and the first of all
@@ -155,10 +158,10 @@ class RunLogger(Logger):
             self.set_tags(self.tags)
 
     def _take_over_journal(self, run_id: str, earlier: str | None) -> None:
-        """Bind the journal to this run.
+        """Bind the journal to the run `run_id`, after what the journal has of an earlier process.
 
-        If the store has lost the run `earlier`, all records of its journal are sent to this run,
-        except those that this process records anew: params, inputs and the status.
+        If the store has lost the run `earlier`, all records in the journal are sent to the new run,
+        except params, inputs and the status, which this process records anew.
         """
         journal = self._journal
         try:
@@ -177,7 +180,7 @@ class RunLogger(Logger):
 
     @property
     def name(self) -> str | None:
-        """The experiment's id, which Lightning's MLflow logger also has as its name."""
+        """The experiment's id, as in Lightning's own MLflow logger."""
         return self.experiment_id
 
     @property
@@ -185,16 +188,16 @@ class RunLogger(Logger):
         return self.run_id
 
     def skip_recorded(self) -> None:
-        """Leave out, from now on, every metric at a step that an earlier process recorded.
+        """Leave out, from now on, every metric at a step at which an earlier process recorded it.
 
-        This is for a resumed run, which computes the same values again from its last checkpoint
-        to the point of its interruption.
+        A resumed run computes the same values again, from its last checkpoint to where it was
+        interrupted.
         """
         self._skip_up_to = self.recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log values at one of the trainer's steps. Infinite ones are recorded as nan, with a note
-        for each key.
+        """Log values at a step of the trainer. An infinite one is recorded as nan, with one note
+        per metric.
 
         (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
         """
@@ -224,9 +227,9 @@ class RunLogger(Logger):
         """Do nothing: the resolved config is recorded once, by `log_config`."""
 
     def log_config(self, config_yaml: str, flat_params: Mapping[str, Any]) -> None:
-        """Log the resolved config as the artifact config.yaml, and as params of a new run.
+        """Log the resolved config as the artifact config.yaml, and in a new run as params.
 
-        MLflow's params are immutable, so a resumed run keeps the first ones. The config with which
+        MLflow's params are immutable, so a resumed run keeps its first ones. The config with which
         it was resumed is the artifact config_resumed.yaml.
         """
         if self._also is not None:
@@ -238,10 +241,8 @@ class RunLogger(Logger):
         self.log_text(config_yaml, "config.yaml")
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """Log rows as an MLflow table, such as `samples/iteration_0010.json`.
-
-        A table of the same name is replaced.
-        """
+        """Log rows as an MLflow table, such as `samples/iteration_0010.json`; replace one of the
+        same name."""
         self.log_text(table_json(rows), name)
         self._tables = with_table(self._tables, name)
         self.set_tags({TABLES_TAG: self._tables})
@@ -250,7 +251,8 @@ class RunLogger(Logger):
         self._submit("file", text.encode("utf-8", "replace"), name)
 
     def log_figure(self, figure: Figure, name: str) -> None:
-        """Draw a figure now, in the format of the name's suffix (png, svg, pdf); send it later."""
+        """Draw a figure at once, in the format of the name's suffix (png, svg, pdf), and queue it
+        for sending."""
         if self._delivery is None:
             return
         buffer = io.BytesIO()
@@ -258,7 +260,8 @@ class RunLogger(Logger):
         self._submit("file", buffer.getvalue(), name)
 
     def log_inputs(self, inputs: Sequence[InputData]) -> None:
-        """Log the data sets that the run reads as MLflow's dataset inputs, once for a new run."""
+        """Log the data sets that the run reads as MLflow's dataset inputs. In a resumed run, do
+        nothing."""
         if not self.is_resumed:
             self._submit("inputs", list(inputs))
 
@@ -266,21 +269,23 @@ class RunLogger(Logger):
         self._submit("tags", {key: str(value) for key, value in tags.items()})
 
     def describe_score(self, line: str) -> None:
-        """Make this the first line of the run's description (`records.with_score`)."""
+        """Put a line with the score at the top of the run's description (`records.with_score`)."""
         self._submit("note", line)
 
     def finalize(self, status: str = "success") -> None:
-        """Wait for delivery at the end of Lightning's fit or validation; the run stays open."""
+        """Wait until what was logged is delivered. Lightning calls this after fit or validation;
+        the run stays open."""
         if self._delivery is not None and self._report is None:
             self._delivery.flush(_FLUSH_S)
 
     def sync(self) -> None:
-        """Force what was logged so far to the journal's disk, so that it outlives a power cut."""
+        """Force what was logged so far to the disk, so that it outlives a power cut."""
         if self._delivery is not None and self._report is None:
             self._delivery.sync()
 
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> int:
-        """Deliver the rest and end the run; return the number of records not delivered."""
+        """Deliver what is left and end the run; return the number of records that were not
+        delivered."""
         if self._delivery is None:
             return 0
         if self._report is None:
@@ -295,7 +300,8 @@ class RunLogger(Logger):
         return self._report.undelivered
 
     def discard_journal(self) -> None:
-        """Remove the journal of a run that is never resumed, if the store has all its records."""
+        """Remove the journal if the store has all its records. It is for runs that are never
+        resumed."""
         report = self._report
         if report is None:  # no run began
             self._journal.close()
@@ -306,7 +312,7 @@ class RunLogger(Logger):
             self._journal.discard()
 
     def describe(self) -> str:
-        """Return a text for the summary that says where the run is recorded."""
+        """Return a text that names the run, its experiment and its store, for the summary."""
         return (
             f"MLflow run {self.run_id}, experiment '{self._experiment_name}', "
             f"{self.store.database or self.store.shown_uri}"

@@ -1,4 +1,4 @@
-"""The names under which older versions of this package stored a metric.
+"""Translates the names under which older versions of this package stored metrics.
 
 A metric has the same name in docs/metrics.md, in MLflow, in the code and wherever it is shown.
 Before 2026-11-26 a few metrics had other names, and most had a prefix in MLflow. Stores keep the
@@ -28,7 +28,8 @@ RENAMED = {
 
 
 def present_name(stored: str) -> str:
-    """Return the present name of a metric that a store or a journal may have under an older one.
+    """Return a metric's present name, given the name in a store or a journal, which may be an older
+    one.
 
     >>> [present_name(old) for old in ("_score_gsm8k/avg_at_k", "z_eval/num_prompts")]
     ['eval_gsm8k/avg_at_k', 'eval/num_prompts']
@@ -40,17 +41,18 @@ def present_name(stored: str) -> str:
 
 
 def by_present_name(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return a run's latest values by present name; a value under the present name goes first."""
+    """Return a run's latest values by present name. If a metric has values under both, the present
+    one wins."""
     return {present_name(key): metrics[key] for key in sorted(metrics, key=_is_present)}
 
 
 def stored_names(metrics: Iterable[str], name: str) -> list[str]:
-    """Return the names under which a run has this metric."""
+    """Return those of a run's stored metric names whose present name is `name`."""
     return [stored for stored in metrics if present_name(stored) == name]
 
 
 def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    """Return a run's metrics by present name, each as (step, value) in order of steps."""
+    """Return a run's metrics by present name. Each is a list of (step, value) in order of steps."""
     client, points_by_name = store.client(), dict[str, list[tuple[int, float]]]()
     for stored in client.get_run(run_id).data.metrics:
         points = [(point.step, point.value) for point in client.get_metric_history(run_id, stored)]

@@ -1,4 +1,4 @@
-"""Opens a store; one that does not answer is an error within seconds."""
+"""Opens an MLflow store. If it does not answer, that is an error within seconds."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _LOG_LEVELS = {
 
 
 def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> str:
-    """Return the experiment's id in a store; store and experiment are made if they are missing.
+    """Return the id of an experiment in a store. Store and experiment are made if they are missing.
 
-    Raises: UserError within seconds if the store cannot be written or does not answer.
+    Raises: UserError: the store cannot be written or does not answer. This takes seconds at most.
     """
     with _only_one_opener(store):
         if "mlflow" not in sys.modules:
@@ -81,7 +81,8 @@ def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowC
     Args:
         cure: advice for the error when the store has no such run, or has deleted it.
 
-    Raises: UserError within seconds.
+    Raises: UserError: the store does not answer, or does not have the run. This takes seconds at
+    most.
     """
     if store.database and not store.database.is_file():
         raise UserError(f"tracking_uri: the file {store.database} does not exist")
@@ -97,7 +98,7 @@ def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowC
 def check_store_answers(store: Store) -> None:
     """Check that a store answers. Nothing is written into it.
 
-    Raises: UserError within seconds if it does not.
+    Raises: UserError: the store does not answer. This takes seconds at most.
     """
     with _answering(store) as client:
         client.search_experiments(max_results=1)
@@ -105,9 +106,10 @@ def check_store_answers(store: Store) -> None:
 
 @contextmanager
 def _answering(store: Store) -> Iterator[MlflowClient]:
-    """Yield a client whose requests fail within seconds.
+    """Yield a client of the store, whose requests fail within seconds. Make the database if it is
+    missing.
 
-    Raises: UserError in place of the errors that its requests raise in the block.
+    Raises: UserError: in place of every error that a request in the block raises.
     """
     for name, level in _LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
@@ -143,7 +145,8 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
 
 @contextmanager
 def _changes_are_not_waited_for() -> Iterator[None]:
-    """Keep SQLite from waiting for the disk after each of the many changes that make the tables."""
+    """Keep SQLite in the block from waiting for the disk after each change, of which tables need
+    many."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -158,7 +161,8 @@ def _changes_are_not_waited_for() -> Iterator[None]:
 
 
 def _only_one_opener(store: Store) -> AbstractContextManager[object]:
-    """Let runs that are started together wait for the one that makes the database's tables."""
+    """Return a context that is held by one process at a time while it makes a local database's
+    tables."""
     if store.database is None:
         return nullcontext()
     folder = store.database.parent

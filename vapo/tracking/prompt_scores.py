@@ -7,9 +7,10 @@ record gets the same file at its end:
      "correct": [5, ...], "responses": 8, "new": [true, ...]}
 
 `policy_iterations` counts the iterations of the policy that were finished, and `policy_steps` its
-updates. `responses` is a list where prompts differ in it. `new` says of a batch's prompts which of
-them no earlier batch had. A line of the kind `begin` says that a process began with the policy of
-`policy_iterations` iterations. Earlier lines of later iterations are of a future that was given up.
+updates. `responses` is a list if prompts have different numbers of them. `new` says for each prompt
+of a batch whether no earlier batch had it. A line of the kind `begin` says that a process began
+with the policy of `policy_iterations` iterations; lines before it that belong to later iterations
+no longer count.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _MAX_NAME_CHARS = 40
 
 @dataclass(frozen=True)
 class ScoredPrompts:
-    """One policy's scores on some prompts.
+    """One policy's scores on the prompts of a training batch or an evaluation.
 
-    `scores` names each prompt once: a second prompt with the same digest has `#2` appended.
-    `is_new` says for each prompt whether no earlier batch had it.
+    Each prompt in `scores` has its own name: a second prompt with the same digest has `#2`
+    appended. `is_new` says for each prompt of a batch whether no earlier batch had it.
     """
 
     policy_iterations: int
@@ -48,13 +49,13 @@ class ScoredPrompts:
 
     @property
     def means(self) -> dict[str, float]:
-        """The share of correct responses to each prompt."""
+        """The share of correct responses to each prompt, by the prompt's name."""
         return {score.prompt: score.num_correct / score.num_responses for score in self.scores}
 
 
 @dataclass(frozen=True)
 class FreshScores:
-    """The scores of a run's last batches on prompts that were new to the policy."""
+    """The scores, in a run's last training batches, of prompts that no earlier batch had."""
 
     scores: tuple[PromptScore, ...]
     num_batches: int
@@ -70,7 +71,8 @@ class FreshScores:
 
 @dataclass
 class PromptHistory:
-    """A run's scored prompts by their kind, each in the order of the policy's iterations."""
+    """All scored prompts of a run: by kind (batch, evaluation, average), then by policy
+    iterations."""
 
     of_kind: dict[str, dict[int, ScoredPrompts]] = field(
         default_factory=lambda: {kind: {} for kind in KINDS}
@@ -78,7 +80,8 @@ class PromptHistory:
     _first: dict[str, int] = field(default_factory=dict)  # the first batch that had a prompt
 
     def add(self, kind: str, scored: ScoredPrompts) -> None:
-        """Add a line; one of the same kind and policy is replaced."""
+        """Add one policy's scores of a kind, in place of those with the same number of policy
+        iterations."""
         self.of_kind[kind].pop(scored.policy_iterations, None)
         self.of_kind[kind][scored.policy_iterations] = scored
         if kind == "batch":
@@ -86,7 +89,8 @@ class PromptHistory:
                 self._first.setdefault(_digest(score.prompt), scored.policy_iterations)
 
     def begin(self, policy_iterations: int) -> None:
-        """Forget the lines that a run will repeat, which begins after `policy_iterations`."""
+        """Forget the scores that a run which continues after `policy_iterations` iterations will
+        add again."""
         for kind, lines in self.of_kind.items():
             last = policy_iterations - (kind == "batch")
             for number in [number for number in lines if number > last]:
@@ -98,13 +102,14 @@ class PromptHistory:
     def with_news(
         self, policy_iterations: int, policy_steps: int, scores: Iterable[PromptScore]
     ) -> ScoredPrompts:
-        """Return a batch in which the prompts are marked that no earlier batch had."""
+        """Return a batch's scores, with marks on the prompts that no earlier batch had."""
         unique_scores = unique(scores)
         is_new = tuple(_digest(score.prompt) not in self._first for score in unique_scores)
         return ScoredPrompts(policy_iterations, policy_steps, unique_scores, is_new)
 
     def fresh(self) -> FreshScores:
-        """Return the new prompts of the last 8 batches, or of the last half of fewer than 16."""
+        """Return the scores of new prompts in the last 8 batches. Of fewer than 16, only the second
+        half counts."""
         batches = list(self.of_kind["batch"].values())
         last = batches[-min(FRESH_BATCHES, max(1, len(batches) // 2)) :]
         scores = [
@@ -116,15 +121,17 @@ class PromptHistory:
         return FreshScores(tuple(scores), len(last))
 
     def evaluated(self, kind: str, within: int | None = None) -> ScoredPrompts | None:
-        """Return the last evaluation, or the last one in the first `within` policy steps."""
+        """Return the last evaluation of a kind, or None; with `within`, the last in that many
+        policy steps."""
         evaluations = self._within(kind, within)
         return evaluations[-1] if evaluations else None
 
     def recent(self, within: int | None = None) -> tuple[dict[str, float], int]:
-        """Return each held-out prompt's mean over the last evaluated policies, and their number.
+        """Return each held-out prompt's mean score over the last evaluated policies, and their
+        number.
 
-        These are up to four policies, without the one before all training. Only prompts on which
-        all of them were evaluated count.
+        These are up to four policies, without the untrained one. Only prompts on which all of them
+        were evaluated count. With `within`, policies with more policy steps are left out.
         """
         trained = [
             evaluation
@@ -143,9 +150,9 @@ class PromptHistory:
 
 
 class ScoresFile:
-    """The file in a run's folder, which is added to; `history` is what it says.
+    """Reads and extends `prompt_scores.jsonl` in a run's folder; `history` has its contents.
 
-    A file that cannot be written is said once, by `note`, and the run goes on.
+    If the file cannot be written, `note` is called once, and the run continues without it.
     """
 
     def __init__(self, folder: Path, note: Any) -> None:
@@ -154,7 +161,8 @@ class ScoresFile:
         self._is_well = True
 
     def begin(self, policy_iterations: int) -> None:
-        """Read what earlier processes of the run wrote, and go on from this policy."""
+        """Read what earlier processes of the run wrote; continue after `policy_iterations`
+        iterations."""
         self.history = history_of(self.read() or "")
         self.history.begin(policy_iterations)
         # on a line of its own, whatever a process that was killed has left of its last one
@@ -165,7 +173,7 @@ class ScoresFile:
         self._write(_as_line(kind, scored))
 
     def read(self) -> str | None:
-        """The whole file; None where there is none, or none of a sensible size."""
+        """Return the whole file's text, or None if it is missing, unreadable or too large."""
         try:
             content = read_inside(self.folder, SCORES_NAME, _MAX_BYTES)
         except OSError:
@@ -203,7 +211,7 @@ def _digest(name: str) -> str:
 
 
 def history_of(text: str) -> PromptHistory:
-    """Read a file's lines in their order. A line that is not one of ours is left out."""
+    """Return the history that a file's text describes. Lines of another form are left out."""
     history = PromptHistory()
     for kind, scored in _lines(text):
         if isinstance(scored, int):
@@ -232,7 +240,7 @@ def _lines(text: str) -> Iterator[tuple[str, ScoredPrompts | int]]:
 
 
 def _scores(contents: dict[str, Any]) -> tuple[PromptScore, ...] | None:
-    """The scores of a line; None where they are not of the form that a run writes."""
+    """Return the scores in a parsed line, or None if they are not of the form that a run writes."""
     names, correct, responses = (contents[key] for key in ("prompts", "correct", "responses"))
     if not isinstance(responses, list):
         responses = [responses] * len(names)

@@ -1,4 +1,4 @@
-"""What a run ran on: commit, versions, host. What cannot be found out is left out."""
+"""Finds out what a run ran on: commit, versions, host. What cannot be found out is left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "lightning", "transformers", "mlflow")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, vapo and the packages that decide a run's numbers."""
+    """Return the versions of Python, vapo and the packages that decide a run's numbers."""
     installed = {"python": platform.python_version(), "vapo": __version__}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -25,14 +25,15 @@ def versions() -> dict[str, str]:
 
 
 def provenance_tags() -> dict[str, str]:
-    """Tags `git/...`, `version/...` and `host/...` of a run started here."""
+    """Return the tags `git/...`, `version/...` and `host/...` of a run that starts in this
+    process."""
     of_versions = {f"version/{name}": value for name, value in versions().items()}
     of_host = {f"host/{name}": value for name, value in host().items()}
     return git_state(Path.cwd()) | of_versions | of_host
 
 
 def git_state(folder: Path) -> dict[str, str]:
-    """Return the tags `git/commit` and `git/dirty` (uncommitted or untracked files).
+    """Return the tags `git/commit` and `git/dirty` (uncommitted or untracked files) of a folder.
 
     Outside a checkout the variable VAPO_COMMIT gives the commit, as in the image that Dockerfile
     builds. Without that variable there are no tags.
@@ -50,7 +51,8 @@ def git_state(folder: Path) -> dict[str, str]:
 
 
 def host() -> dict[str, str]:
-    """Describe the processor, the usable cores, the memory and the GPUs of this host."""
+    """Return the processor, the number of usable cores, the memory and the GPUs of this host, as
+    texts."""
     import psutil
 
     model = None
@@ -70,7 +72,7 @@ def host() -> dict[str, str]:
 
 
 def output_of(command: list[str], *, timeout_s: float = 5) -> str | None:
-    """What a command prints; None if it fails, or is not there."""
+    """Return what a command prints, or None if it fails, takes too long or is not installed."""
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=True

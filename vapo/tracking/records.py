@@ -1,4 +1,4 @@
-"""What a run records, as plain data: it waits on disk until a store has taken it."""
+"""The records of a run, as plain data that can wait on disk until a store has taken it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SCORE_START = "held-out avg@"
 
 
 class InputData(NamedTuple):
-    """A data set that a run reads: `context` is `training` or `evaluation`."""
+    """A data set that a run reads, as MLflow records it; `context` is `training` or
+    `evaluation`."""
 
     name: str
     context: str
@@ -32,12 +33,12 @@ class InputData(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One thing to record. `payload` by kind, where JSON gives a list back for a tuple:
+    """One message to the store about a run. The form of `payload` depends on the kind.
 
-    metrics: list of (key, value, unix time in ms, step); params, tags: dict of strings;
-    note: the line with the score, to be the first of the run's description;
-    file: bytes, and `name` is the artifact's path; inputs: list of `InputData`;
-    status: (MLflow's word, unix time in ms).
+    metrics: list of (key, value, unix time in ms, step); params, tags: dict of strings; note: the
+    line with the score, to be the first of the run's description; file: bytes, and `name` is the
+    artifact's path; inputs: list of `InputData`; status: (MLflow's word, unix time in ms). A
+    payload that was read from JSON has lists for tuples.
     """
 
     kind: Kind
@@ -46,21 +47,24 @@ class Record:
 
 
 def is_run_id(value: object) -> bool:
-    """Whether this may be the id of an MLflow run: it is put into addresses and names of files."""
+    """Whether a value has the form of an MLflow run's id, so that it may be put into addresses and
+    paths."""
     return isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,64}", value) is not None
 
 
 def with_score(note: str, score_line: str) -> str:
-    """The description `note` with this line first, in place of an earlier score."""
+    """Return the description `note` with `score_line` first, in place of an earlier score's
+    line."""
     first, _, rest = note.partition("\n\n")
     text = rest if first.startswith(SCORE_START) else note
     return f"{score_line}\n\n{text}" if text else score_line
 
 
 def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The artifact of a table: all columns of all rows, in the order in which they come.
+    """Return rows as the JSON of an MLflow table, with all columns in the order in which they first
+    occur.
 
-    JSON has no nan and no inf, and readers reject them: null, as pandas writes.
+    Nan and inf become null, as pandas writes them, because JSON has neither.
     """
     columns = list(dict.fromkeys(key for row in rows for key in row))
     data = [[row.get(column) for column in columns] for row in rows]
@@ -70,9 +74,10 @@ def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_table(listed: str, name: str) -> str:
-    """The value of `TABLES_TAG` with this table as the last one.
+    """Return the value of `TABLES_TAG` (`listed` is the earlier one) with the table `name` added at
+    its end.
 
-    It is bounded: the oldest tables drop out of it, and stay readable as artifacts.
+    Its length is bounded: the oldest tables drop out of it, and stay readable as artifacts.
     """
     entry = {"path": name, "type": "table"}
     try:
@@ -86,9 +91,9 @@ def with_table(listed: str, name: str) -> str:
 
 
 class Clock:
-    """Unix times in ms that never repeat.
+    """Gives unix times in ms that never repeat within a run.
 
-    A store keeps one row for each (key, time, step, value). So a row that is sent twice, because
+    A store keeps one row for each (key, time, step, value). So a record that is sent twice, because
     a crash came between sending and noting it, is stored once; and two values are two rows.
     """
 
@@ -96,7 +101,7 @@ class Clock:
         self._last = 0
 
     def after(self, at_ms: int) -> None:
-        """Let every time from now on be later than this one."""
+        """Make every later time greater than `at_ms`."""
         self._last = max(self._last, at_ms)
 
     def now_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""How MLflow's UI shows an experiment at an address of ours: which columns and charts come first.
+"""Defines which columns and charts MLflow's UI shows first for an experiment.
 
 MLflow keeps a view that people share as a tag of the experiment, and an address names its key. By
 itself it lists no score beside a run, and its charts begin with `actor/approx_kl`.
@@ -32,7 +32,7 @@ is below 1 is a bar, as all are during value pretraining."""
 
 
 def view_state() -> str:
-    """Return the view as the JSON text that MLflow reads from the tag."""
+    """Return the view as the JSON text that MLflow reads from the tag `VIEW_TAG`."""
     columns = [f"metrics.`{name}`" for name in _COLUMNS]
     section: dict[str, Any] = {"uuid": "vapo-section", "name": _SECTION, "display": True}
     state = {
@@ -50,7 +50,8 @@ def view_state() -> str:
 
 
 def share_view(client: MlflowClient, experiment: Experiment) -> bool:
-    """Give the experiment the view unless it has it. Return whether it has it now."""
+    """Set the experiment's tag for the view if it is not up to date; return whether the tag exists
+    now."""
     from mlflow.exceptions import MlflowException
 
     state = view_state()
@@ -63,7 +64,7 @@ def share_view(client: MlflowClient, experiment: Experiment) -> bool:
 
 
 def _line_chart(uuid: str, section: str, metric: str) -> dict[str, Any]:
-    """Return a chart of a metric against its steps, with the fields of MLflow's line chart."""
+    """Return the JSON fields of one MLflow line chart, which shows a metric against its steps."""
     return {
         "type": "LINE",
         "uuid": uuid,

@@ -1,4 +1,4 @@
-"""Records into one MLflow run, and what an error of the store means for a record."""
+"""Writes records into one MLflow run, and classifies the errors of the store."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ _OUTAGE_CODES = (
 
 
 class MlflowSink:
-    """Writes records to one MLflow run."""
+    """Writes records to one MLflow run, as `Delivery` needs it."""
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
 
     def send(self, records: Sequence[Record]) -> None:
-        """Raises: OutageError if the store's state is to blame, RefusedError if it is the record;
-        else what MLflow raises. A run that is deleted is an outage, too."""
+        """Write records to the run.
+
+        Raises: OutageError: the store's state causes the failure, or the run was deleted.
+        RefusedError: the record causes it. Any other error is MLflow's own, of unknown cause.
+        """
         try:
             self._send(records)
         except Exception as error:
@@ -59,7 +62,7 @@ class MlflowSink:
             raise
 
     def missing(self, records: Sequence[Record]) -> list[Record]:
-        """Return the records that the store does not have (`missing_records`)."""
+        """Return those of the records that the store does not have (see `missing_records`)."""
         return missing_records(self._client, self._run_id, records)
 
     def _send(self, records: Sequence[Record]) -> None:
@@ -101,21 +104,24 @@ def _dataset(name: str, context: str, digest: str, num_rows: int, source: str) -
 
 
 def active_run(client: MlflowClient, run_id: str) -> Run | None:
-    """Return a run, or None if the store that answers does not have it or has deleted it.
+    """Return a run, or None if the store does not have it or has deleted it.
 
-    Raises: MlflowException if the store does not answer.
+    Raises: MlflowException: the store does not answer.
     """
     run = known_run(client, run_id)
     return run if run is not None and is_active(run) else None
 
 
 def is_active(run: Run) -> bool:
-    """Whether a run is not among the deleted ones, which can be restored."""
+    """Whether a run is not deleted. (MLflow keeps deleted runs, which can be restored.)"""
     return bool(run.info.lifecycle_stage == "active")
 
 
 def known_run(client: MlflowClient, run_id: str) -> Run | None:
-    """A run that the store has, be it deleted. Raises: as `active_run`."""
+    """Return a run, even a deleted one, or None if the store does not have it.
+
+    Raises: MlflowException: the store does not answer.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
@@ -127,10 +133,11 @@ def known_run(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def fault_of(error: BaseException) -> Literal["record", "store"] | None:
-    """What causes an error: the record's content, or the store's state (full, out of reach ...).
+    """Return what causes an error: the record's content, or the store's state (full, unreachable
+    ...).
 
-    None if it is not clear. If MLflow's server passes on the database's error, only its text
-    shows it.
+    It is None if that is not clear. If MLflow's server passes on the database's error, only its
+    text shows it.
     """
     from requests import HTTPError
     from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError

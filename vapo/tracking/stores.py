@@ -1,8 +1,8 @@
-"""Where runs are recorded: the store that `tracking.uri` names, and its credentials.
+"""The MLflow store that `tracking.uri` names, and its credentials.
 
 A server's user name and password are MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. A
-database's are in MLFLOW_TRACKING_URI, the whole URI, which is used where it names the same store
-as `tracking.uri` does. So a config needs neither, and processes that this one starts have them.
+database's are in MLFLOW_TRACKING_URI, the whole URI, which is used where it names the same store as
+`tracking.uri` does. So a config needs neither, and processes that this one starts have them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _previous_variables: dict[str, str | None] = {}
 
 @dataclass(frozen=True)
 class Store:
-    """An MLflow store. `database` is its SQLite file, None for any other kind.
+    """The address of an MLflow store. `database` is its SQLite file, or None for any other kind.
 
-    `uri` has its credentials, for use only: MLflow is given `client_uri`, people and files
-    `shown_uri`.
+    `uri` has the credentials and must not be shown: MLflow is given `client_uri`, people and files
+    get `shown_uri`.
     """
 
     uri: str = field(repr=False)
@@ -61,7 +61,8 @@ class Store:
 
     @property
     def client_uri(self) -> str:
-        """The address for MLflow, which reads a server's credentials from variables instead."""
+        """The address for MLflow, which reads a server's credentials from environment variables
+        instead."""
         return self.shown_uri if self.is_http else self.uri
 
     @property
@@ -70,20 +71,22 @@ class Store:
 
     @property
     def artifact_location(self) -> str | None:
-        """The address of the artifacts beside the database; None lets the server choose."""
+        """The address of the artifacts' folder beside the database; None lets the server choose."""
         return (self.database.parent / "artifacts").as_uri() if self.database else None
 
     def artifact_folder(self, run_id: str | None, name: str) -> Path | None:
-        """Return where a run's artifacts of this name lie; None unless beside the database."""
+        """Return the folder of a run's artifacts called `name`, or None if they are not beside a
+        local database."""
         if self.database is None or run_id is None:
             return None
         return self.database.parent / "artifacts" / run_id / "artifacts" / name
 
     def hand_over_credentials(self) -> None:
-        """Set the variables that MLflow and the processes of this one read for this store.
+        """Set the environment variables from which MLflow and started processes read this store's
+        credentials.
 
-        What was set for another store is taken back first: no store is sent another one's
-        password. To be called before MLflow is asked for the store.
+        Variables that were set for another store are first restored, so that no store is sent
+        another one's password. Call it before MLflow uses the store.
         """
         for name, value in _previous_variables.items():
             if value is None:
@@ -101,7 +104,7 @@ class Store:
                 os.environ[name] = value
 
     def client(self) -> MlflowClient:
-        """A client that has the store's credentials; the store is not asked yet."""
+        """Return an MLflow client with the store's credentials. No request is made yet."""
         self.hand_over_credentials()
         from mlflow import MlflowClient
 
@@ -111,7 +114,8 @@ class Store:
         return MlflowClient(self.client_uri)
 
     def redact(self, text: str) -> str:
-        """The text without credentials, of the URI and others, which errors like to repeat."""
+        """Return a text, such as an error's, without credentials: those of the URI and all known
+        secrets."""
         text = text.replace(self.uri, self.shown_uri)
         user_part, at, _ = self.uri.partition("://")[2].rpartition("@")
         text = text.replace(user_part + at, "") if at else text
@@ -119,11 +123,11 @@ class Store:
 
 
 def locate_store(uri: str) -> Store:
-    """A folder (or `file:` URI) means `mlflow.db` inside it; every other URI is taken as is.
+    """Return the store that a URI names. A folder (or `file:` URI) means `mlflow.db` inside it.
 
-    One without credentials gets those of MLFLOW_TRACKING_URI, if that is of the same store.
+    A URI without credentials gets those of MLFLOW_TRACKING_URI, if both name the same store.
 
-    Raises: UserError for a URI that is empty, or a server's that cannot be read.
+    Raises: UserError: the URI is empty, or is a server's that cannot be parsed.
     """
     other_uri = os.environ.get(TRACKING_URI, "")
     if not split_uri(uri).has_credentials and split_uri(other_uri).bare == uri:
@@ -143,13 +147,16 @@ def locate_store(uri: str) -> Store:
 
 
 def check_writable(store: Store) -> None:
-    """Raises: UserError: the folder of a local store cannot be written. Nothing is made."""
+    """Check that the folder of a local store can be written. Nothing is made.
+
+    Raises: UserError: it cannot be written.
+    """
     if store.database and (reason := why_not_writable(store.database.parent)):
         raise cannot_write_store(store.database.parent, reason)
 
 
 def cannot_write_store(folder: Path, reason: str | None) -> UserError:
-    """The error of a local store's folder."""
+    """Return the error for a local store whose folder cannot be written."""
     return UserError(
         f"tracking.uri: cannot write in {folder}: {reason}; choose another folder, as "
         "tracking.uri=mlruns"
@@ -157,7 +164,10 @@ def cannot_write_store(folder: Path, reason: str | None) -> UserError:
 
 
 def _check_server(uri: str) -> None:
-    """Raises: UserError for a server's URI whose parts cannot be told apart, without quoting it."""
+    """Check that a server's URI can be parsed into name, port and credentials.
+
+    Raises: UserError: it cannot. The message does not quote the URI.
+    """
     rest = split_uri(uri).bare.partition("://")[2]
     if "?" in uri.partition("#")[0] or "#" in uri:
         problem = "a server's address has no '?' and no '#'"
@@ -173,9 +183,10 @@ def _check_server(uri: str) -> None:
 
 
 def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store) -> list[str]:
-    """Lines for the user at the end of a run; none if the store has everything.
+    """Return lines for the user, at the end of a run, about records that the store does not have.
 
-    The store's credentials come from the environment then, because nothing keeps them.
+    If it has everything, there are none. The store's credentials must then come from the
+    environment, because nothing keeps them.
     """
     lines = []
     if report.undelivered:
