@@ -1,4 +1,5 @@
-"""Writes a checkpoint so that it is never broken: to another folder, which then gets its name.
+"""Writes checkpoints so that one is never half written: to another folder, which then gets its
+name.
 
 An error on any process is known to all of them before the next collective. A checkpoint may be
 written in a thread while the next iteration runs (`BackgroundSaves`); then training only waits
@@ -50,7 +51,8 @@ def write_checkpoint(
     expected: int,
     group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Write a state to the folder `final`. Every process must call it.
+    """Write a state to the folder `final`, and return the manifest with the files. Every process
+    must call it.
 
     Args:
         manifest: the checkpoint's manifest, still without files.
@@ -58,7 +60,8 @@ def write_checkpoint(
         expected: the bytes that must be free on the disk.
         group: the process group, in a thread that must not use the default group.
 
-    Raises: InterruptedRunError on all processes; an earlier checkpoint there stays as it was.
+    Raises: InterruptedRunError on all processes; an earlier checkpoint of that name stays as it
+    was.
     """
     aside = final.with_name(f".{final.name}.new")
     failure = f"cannot write the checkpoint {final}"
@@ -97,10 +100,10 @@ def write_checkpoint(
 def _write_state(
     state: dict[str, Any], folder: Path, sharded: bool, group: dist.ProcessGroup | None
 ) -> None:
-    """Write a state in the layout in which Lightning reads it.
+    """Write a state into a folder, in the layout that Lightning reads.
 
-    Lightning's own writers are not used: that of a file goes through memory and $TMPDIR, that of
-    shards uses the default process group.
+    Lightning's own writers are not used: the one for a file goes through memory and $TMPDIR, the
+    one for shards uses the default process group.
     """
     name, shared = STATE_NAME, state
     if sharded:
@@ -122,9 +125,11 @@ def run_on_all_ranks(
     first_only: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Run the action on every process, or on the first alone. A failure on one stops all of them.
+    """Run the action on every process, or only on the first. If it fails on one, all processes
+    raise.
 
-    Raises: InterruptedRunError on all processes, with `failure`, the reason and `after`.
+    Raises: InterruptedRunError on all processes: the action failed. The message is `failure`, the
+    reason and `after`.
     """
     problem = ""
     if rank() == 0 or not first_only:
@@ -140,7 +145,8 @@ def run_on_all_ranks(
 
 
 def error_reason(error: BaseException) -> str:
-    """Return the operating system's text, if an error of the system caused this one."""
+    """Return an error's message in one line; if an operating system's error caused it, that
+    one's."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -150,7 +156,8 @@ def error_reason(error: BaseException) -> str:
 
 
 def expected_bytes(module: nn.Module) -> int:
-    """Return a checkpoint's size: weights, buffers, and Adam's two moments of trained weights."""
+    """Return a checkpoint's size in bytes: weights, buffers, and two Adam moments per trained
+    weight."""
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in module.buffers())
@@ -158,20 +165,24 @@ def expected_bytes(module: nn.Module) -> int:
 
 
 def host_has_room(num_bytes: int, available: int | None = None) -> bool:
-    """Whether a copy of `num_bytes` takes at most half of the free memory of the host, or of
-    the container."""
+    """Whether a copy of `num_bytes` takes at most half of the free memory of the host or container.
+
+    `available` is the free memory in bytes; None: it is measured.
+    """
     free = available_memory() if available is None else available
     return 2 * num_bytes <= free
 
 
 def num_kept(keep: int | None, num_bytes: float) -> int:
-    """Return how many of the newest checkpoints are kept: `checkpoints.keep`, or by their size."""
+    """Return how many of the newest checkpoints are kept: `keep`, or if it is None 2, or 1 of large
+    ones."""
     return keep or (1 if num_bytes > _LARGE_BYTES else 2)
 
 
 @dataclass(frozen=True)
 class DiskUse:
-    """The bytes that some `content` may take on the disk, and a setting (`fix`) to reduce them."""
+    """A need for disk space: what for (`content`), how many bytes, and a setting (`fix`) to reduce
+    them."""
 
     content: str
     num_bytes: int
@@ -179,9 +190,9 @@ class DiskUse:
 
 
 def check_space(folder: Path, *uses: DiskUse, key: str = "output_dir") -> None:
-    """Check that the folder's disk has room for all uses; `key` is the config key of the folder.
+    """Check that the folder's disk has room for all uses. `key` is the config key of the folder.
 
-    Raises: OSError when it has not.
+    Raises: OSError: the disk has no room.
     """
     free, large = shutil.disk_usage(folder).free, [use for use in uses if use.num_bytes]
     if free < sum(use.num_bytes for use in large) + _SPARE_BYTES:
@@ -199,13 +210,13 @@ def bytes_in(folder: Path) -> int:
 
 
 class BackgroundSaves:
-    """Saves checkpoints in a thread, one at a time. Each result or error is returned once.
+    """Saves checkpoints in a thread, one at a time. Each save's result or error is returned once.
 
         start(state, write) -> ... -> finish_pending(wait=True)
 
-    The state is copied to buffers in host memory, which the next save uses again. Lightning's
-    `AsyncCheckpointIO` queues any number of copies, and writes tied weights twice.
-    Every process calls every method but `drain` at the same place.
+    The state is copied to buffers in host memory, which the next save uses again. (Lightning's
+    `AsyncCheckpointIO` queues any number of copies, and writes tied weights twice.) Every process
+    calls every method but `drain` at the same point of the run.
     """
 
     def __init__(self) -> None:
@@ -223,9 +234,9 @@ class BackgroundSaves:
         self._future: Future[Manifest] | None = None
 
     def start(self, state: dict[str, Any], write: Callable[[dict[str, Any]], Manifest]) -> None:
-        """Copy the state, and `write` the copy in the thread.
+        """Copy the state, and call `write` with the copy in the thread.
 
-        Raises: RuntimeError when the save before has not been finished.
+        Raises: RuntimeError: the previous save has not been finished.
         """
         if self._future is not None:
             raise RuntimeError("the save before has not been finished")
@@ -238,9 +249,9 @@ class BackgroundSaves:
         return manifest
 
     def finish_pending(self, *, wait: bool) -> Manifest | None:
-        """Return the manifest of the pending save; None if no save is pending.
+        """Return the manifest of the pending save, or None if no save is pending.
 
-        Without `wait` it is also None while the save is still at work.
+        Without `wait` it is also None while the save is not done on all processes.
 
         Raises: the error of the save.
         """
@@ -255,7 +266,7 @@ class BackgroundSaves:
             self._future = None
 
     def drain(self) -> BaseException | None:
-        """Wait for a pending save and close the thread; return the save's error, if any."""
+        """Wait for a pending save and end the thread; return the save's error, or None."""
         future, self._future = self._future, None
         error = None if future is None else future.exception()
         self._executor.shutdown()

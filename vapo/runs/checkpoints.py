@@ -1,5 +1,5 @@
-"""Reads a checkpoint's contents without a Trainer, and checks, before anything is loaded, that it
-fits the model that a config describes. `manifests` says which checkpoint to take."""
+"""Reads a checkpoint's contents without a Trainer, and checks before anything is loaded that it
+fits the model which a config describes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _MEMBERS = "critic.members."
 
 
 def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
-    """Return a checkpoint's contents; those of a sharded run are without optimizers.
+    """Return a checkpoint's contents. If it is sharded, the optimizers are left out.
 
-    Files hold tensors and plain values only, never pickled objects; the index of shards is read
-    by `shard_index`.
+    Files hold tensors and plain values only, never pickled objects; the index of shards is read by
+    `shard_index`. `verified` says that the files were already compared with their checksums.
 
-    Raises: UserError when the checkpoint is missing, damaged or not one of ours.
+    Raises: UserError: the checkpoint is missing, damaged or not one of ours.
     """
     if not path.exists():
         raise UserError(f"no checkpoint {path}")
@@ -61,9 +61,9 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
 
 
 def check_state(checkpoint: Path) -> None:
-    """Check what Lightning and torch are going to read by themselves; no tensor is read.
+    """Check that the file which Lightning and torch will read cannot run code. No tensor is read.
 
-    Raises: UserError: no readable state, or one that names what could run code.
+    Raises: UserError: the file cannot be read, or names something that could run code.
     """
     file = _state_file(checkpoint)
     try:
@@ -84,7 +84,7 @@ def _state_file(checkpoint: Path) -> Path:
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
-    """Return the whole weights, put together from all shards."""
+    """Return the whole weights by name, put together from all shards in a folder."""
     index, prefix = read_index(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -96,9 +96,12 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def network_state(contents: dict[str, Any], network: str, *, member: int = 0) -> dict[str, Tensor]:
-    """Return the weights of `actor` or `critic`, under the names of its Hugging Face model.
+    """Return the weights of `actor` or `critic`, with the parameter names of its Hugging Face
+    model.
 
-    Adapters are merged. If there are several critics, the weights are those of one member.
+    Adapters are merged. If there are several critics, `member` chooses one of them.
+
+    Raises: UserError: the checkpoint has no such network.
     """
     config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
     is_one = network == "actor" or config.critic.count == 1
@@ -115,17 +118,19 @@ def network_state(contents: dict[str, Any], network: str, *, member: int = 0) ->
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint, and its path."""
+    """A checkpoint's contents, as `read_checkpoint` returns them, and its path."""
 
     path: Path
     contents: dict[str, Any]
 
     def fill(self, model: nn.Module, network: str, start: str, *, member: int = 0) -> None:
-        """Load the weights of `actor` or `critic` into the model that was read from `start`.
+        """Load the checkpoint's weights of `actor` or `critic` into a model, which was read from
+        `start`.
 
-        If there are several critics, the weights are those of one member.
+        If there are several critics, `member` chooses one of them.
 
-        Raises: UserError: the checkpoint does not have it, or it is of another architecture.
+        Raises: UserError: the checkpoint does not have the network, or it is of another
+        architecture.
         """
         try:
             model.load_state_dict(network_state(self.contents, network, member=member))
@@ -144,9 +149,11 @@ class Checkpoint:
 
 
 def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
-    """Check that a checkpoint is of the config's model.
+    """Check that a checkpoint is of the config's model. `name` is the checkpoint's name in
+    messages.
 
-    Raises: UserError naming what differs: the critic, parameters, their shapes or dtypes.
+    Raises: UserError: the critic, adapters, parameters, their shapes or dtypes differ; it names
+    which.
     """
     has_critic = any(key.startswith("critic.") for key in manifest.parameters)
     if has_critic != config.algorithm.has_critic:
@@ -190,7 +197,10 @@ def _critic_parameters(config: FitConfig) -> dict[str, str]:
 
 
 def check_count(saved_count: int, config: FitConfig, *, name: str) -> None:
-    """Raises: UserError naming both numbers, if the config has another number of critics."""
+    """Check that a checkpoint has as many critics as the config.
+
+    Raises: UserError: the numbers differ; it names both.
+    """
     if saved_count != config.critic.count:
         raise UserError(
             f"{name} has {saved_count} critic{'s' * (saved_count > 1)}, and critic.count is "
@@ -201,7 +211,10 @@ def check_count(saved_count: int, config: FitConfig, *, name: str) -> None:
 def check_saved_head(
     saved_options: Mapping[str, Any] | None, config: FitConfig, *, name: str
 ) -> None:
-    """Raises: UserError naming both heads, if they compute other values of the same numbers."""
+    """Check that a checkpoint's value head computes the same function as the config's.
+
+    Raises: UserError: the heads differ; it names both.
+    """
     saved_head, run_head = (
         ValueHead(**(saved_options or {})),
         replace(configured_head(config.critic), has_bias=False),
@@ -232,13 +245,15 @@ def check_saved_head(
 
 
 def value_head_options(config: FitConfig) -> dict[str, Any] | None:
-    """Return the value head's options for a manifest. The parameters show whether it has a bias."""
+    """Return the value head's options for a manifest, or None for a scalar head. Its bias is left
+    out, because the parameters show it."""
     head = replace(configured_head(config.critic), has_bias=False)
     return None if head == ValueHead() else asdict(head)
 
 
 def adapter_options(config: FitConfig, network: str) -> dict[str, Any] | None:
-    """Return the adapters' options for a manifest."""
+    """Return the LoRA options of `actor` or `critic` for a manifest, or None if it has no
+    adapters."""
     options = getattr(config, network).lora
     return None if options is None else asdict(options)
 
@@ -261,7 +276,10 @@ def _check_network(
 
 
 def _differences(model_entries: Mapping[str, str], saved_entries: Mapping[str, str]) -> str:
-    """Say how a checkpoint's weights differ from the model's. The text is empty if they do not."""
+    """Return a text on how a checkpoint's weights differ from the model's; empty if they do not.
+
+    Both arguments map parameter names to `dtype [shape]`.
+    """
     missing, extra = (
         sorted(model_entries.keys() - saved_entries),
         sorted(saved_entries.keys() - model_entries),
@@ -284,7 +302,8 @@ def _differences(model_entries: Mapping[str, str], saved_entries: Mapping[str, s
 
 
 def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:
-    """Map each parameter's name to `dtype [shape]`; a sharded parameter counts as a whole."""
+    """Return `dtype [shape]` for each parameter, by name. A sharded parameter has its whole
+    shape."""
     return {
         prefix + name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         for name, tensor in module.named_parameters()

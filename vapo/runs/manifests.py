@@ -1,5 +1,5 @@
-"""The folder of a checkpoint and its manifest, which describes the model and has each file's
-checksum; and the choice of the checkpoint to take. This module does not import torch.
+"""Reads and writes a checkpoint's manifest, which describes the model and has each file's checksum,
+and chooses a sound checkpoint. This module does not import torch.
 
 checkpoints/iteration_000005/
     manifest.json     written last: a folder without one is not a checkpoint
@@ -36,7 +36,8 @@ _MOST_LINKS = 40  # as the system follows them
 
 
 class DamagedCheckpointError(UserError):
-    """The checkpoint is not what this version writes. The text names the file and the fault."""
+    """Raised for a checkpoint that is damaged or of another version. The text names the file and
+    the fault."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Manifest:
     """The contents of a checkpoint's `manifest.json`.
 
     `parameters` maps names to `dtype [shape]`, and `files` maps names to sizes in bytes and
-    SHA-256. `lora` and `critic_lora` are the options of the adapters, which names and shapes do not
+    SHA-256. `lora` and `critic_lora` are the options of adapters, which names and shapes do not
     show. `value_head` says what the critic's head computes; None means a scalar head.
     """
 
@@ -75,9 +76,9 @@ def describe_file(path: Path) -> tuple[int, str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest, without a look at the checkpoint's other files.
+    """Return a checkpoint's manifest. The checkpoint's other files are not read.
 
-    Raises: DamagedCheckpointError, also for one of another version.
+    Raises: DamagedCheckpointError: it is missing, damaged or of another version.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
@@ -111,7 +112,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _is_well_formed(manifest: Manifest) -> bool:
-    """Whether the entries have their types, and each file lies in the checkpoint's folder."""
+    """Whether the manifest's entries have their types, and each file lies directly in the
+    folder."""
     options = (manifest.lora, manifest.critic_lora, manifest.value_head)
     return (
         isinstance(manifest.iteration, int)
@@ -124,7 +126,7 @@ def _is_well_formed(manifest: Manifest) -> bool:
 def verify(folder: Path) -> Manifest:
     """Check every file of a checkpoint against its checksum, and return the manifest.
 
-    Raises: DamagedCheckpointError naming the file.
+    Raises: DamagedCheckpointError: a file is missing or damaged; it names the file.
     """
     manifest = read_manifest(folder)
     if manifest.files.keys().isdisjoint((STATE_NAME, SHARDS_NAME)):
@@ -150,7 +152,7 @@ def verify(folder: Path) -> Manifest:
 def _contents(manifest: Path) -> dict[str, Any] | None:
     """Return the contents of a manifest's file, or None if it is not a JSON object.
 
-    Raises: OSError.
+    Raises: OSError: the file cannot be read.
     """
     try:
         contents = json.loads(read_bounded(manifest, _MAX_MANIFEST_BYTES) or b"")
@@ -168,7 +170,7 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def iteration_in(name: str) -> int | None:
-    """Return the iteration in a checkpoint's name; None for any other name."""
+    """Return the iteration in a checkpoint's name, or None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None or checkpoint_name(int(match[1])) != name:
         return None
@@ -176,22 +178,23 @@ def iteration_in(name: str) -> int | None:
 
 
 def named_in(folder: Path) -> dict[int, Path]:
-    """Return everything in a folder with the name of a checkpoint, by iteration, oldest first."""
+    """Return the paths in a folder that have a checkpoint's name, by iteration, oldest first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     numbered = {number: path for path in paths if (number := iteration_in(path.name)) is not None}
     return dict(sorted(numbered.items()))
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints that the run wrote into its folder, by iteration, oldest first."""
+    """Return the checkpoints that the run itself wrote into its folder, by iteration, oldest
+    first."""
     return {number: path for number, path in named_in(folder).items() if is_own(path)}
 
 
 def is_own(path: Path) -> bool:
-    """Whether the run has written this checkpoint at this place: only such a one may be removed.
+    """Whether the run itself wrote this checkpoint, so that it may be removed.
 
-    It is a real folder with a manifest of the iteration that its name says. So a copy, which has
-    the manifest of another iteration, and a link to another disk are the user's. A folder whose
+    It must be a real folder with a manifest of the iteration that its name says. So a copy, which
+    has the manifest of another iteration, and a link to another disk are the user's. A folder whose
     manifest was damaged is the run's if its state lies in it.
     """
     manifest = path / MANIFEST_NAME
@@ -207,12 +210,13 @@ def is_own(path: Path) -> bool:
 
 
 def checkpoint_behind(path: Path) -> Path:
-    """Return the checkpoint to which a path leads: `last.ckpt` links to one in the same folder.
+    """Return the checkpoint to which a path leads. `last.ckpt` is a link to one in the same folder.
 
     A user's own link to a checkpoint may lie anywhere. If a checkpoint was moved to another disk
-    and a link stands in its place, the result is the link, in the run's folder.
+    and replaced by a link, the link, in the run's folder, is returned.
 
-    Raises: DamagedCheckpointError: a run's own link leads out of its folder, or links are a circle.
+    Raises: DamagedCheckpointError: a run's own link leads out of its folder, or links form a
+    circle.
     """
     for _ in range(_MOST_LINKS):
         if ".." in path.parts:
@@ -237,16 +241,17 @@ def is_sharded(checkpoint: Path) -> bool:
 
 
 def path_for_lightning(checkpoint: Path) -> Path:
-    """Return the path from which a Trainer resumes: the file, or the folder of shards."""
+    """Return the path that a Trainer needs to resume: the state's file, or the folder of shards."""
     return checkpoint if is_sharded(checkpoint) else checkpoint / STATE_NAME
 
 
 def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
     """Return the checkpoint behind `last.ckpt`; if it is damaged, the newest sound one before it.
 
-    Returns None when there is no checkpoint. Only the main process reads every file.
+    It is None if there is no checkpoint. `warn` gets a line for each damaged one. Only the main
+    process reads every file.
 
-    Raises: UserError when there are checkpoints and none is sound.
+    Raises: UserError: there are checkpoints and none is sound.
     """
     reasons = []
     try:
@@ -273,7 +278,10 @@ def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
 
 
 def check(checkpoint: Path) -> None:
-    """Check a checkpoint; only the main process reads all files. Raises: DamagedCheckpointError."""
+    """Check a checkpoint's files in the main process, and its manifest alone in others.
+
+    Raises: DamagedCheckpointError: a file or the manifest is damaged.
+    """
     if is_main_process():
         verify(checkpoint)
     else:

@@ -1,4 +1,4 @@
-"""Finds what a run resumes: which earlier run, which checkpoint, and whether the config fits."""
+"""Finds what a run resumes: an earlier run and a checkpoint. Checks that the config fits them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ Warn = Callable[[str], None]
 
 
 def tell(text: str) -> None:
-    """Print a line about what is resumed."""
+    """Print a line on stderr, in the main process only."""
     if is_main_process():
         say(f"vapo: {text}", file=sys.stderr)
 
 
 def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resume | None:
-    """Return what `--ckpt_path` or `checkpoints.resume` choose to resume; None for a new run.
+    """Return the run and checkpoint that `--ckpt_path` or `checkpoints.resume` choose; None: a new
+    run.
 
-    Raises: UserError when that is missing or damaged.
+    Raises: UserError: the checkpoint is missing or damaged.
     """
     if ckpt_path is not None:
         checkpoint = find_checkpoint(config.output_dir, ckpt_path, warn)
@@ -62,7 +63,10 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
 
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
-    """Return the newest run of a config that has not finished and that no process works on."""
+    """Return the newest run of a config that is unfinished and that no process works on, or None.
+
+    `identity` is the config's (`identity_of`).
+    """
     for path in newest_first(output_dir):
         contents = read_record(path)
         if (contents.get("state"), contents.get("identity")) != ("running", identity):
@@ -76,7 +80,12 @@ def unfinished_run(output_dir: Path, identity: str) -> Path | None:
 
 
 def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
-    """List the config keys whose values differ from the run's earlier config, with both values."""
+    """Return a line for each config key whose value differs from the run's earlier config, with
+    both values.
+
+    It is empty if the earlier config cannot be read. If only environment variables that the config
+    reads may have changed, the lines name these.
+    """
 
     def written(text: str) -> dict[str, Any]:
         return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
@@ -96,7 +105,7 @@ def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
 
 
 def how_to_resume(run_dir: RunDir) -> str:
-    """Say how to resume a stopped run."""
+    """Return a line that says how to resume a stopped run."""
     last = run_dir.checkpoints / LAST
     if last.exists():
         return f"resume with --ckpt_path {shlex.quote(str(last))}, or with checkpoints.resume=auto"
@@ -108,7 +117,8 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
 
     A sharded checkpoint needs a sharded run, with any number of processes.
 
-    Raises: UserError naming the fix; also if the checkpoint is beyond the config's last iteration.
+    Raises: UserError: it cannot, also because the checkpoint is beyond the config's last iteration.
+    The message names the fix.
     """
     pretraining = resolve(config).value_pretraining_iterations
     last_iteration, iteration = (
@@ -132,9 +142,9 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
 
 
 def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
-    """Replace `last` and `best` by a path, if a config file is one that a run has written.
+    """Return the path that `last` or `best` means if one of the config files is in a run's folder.
 
-    They then mean that run's checkpoint; any other `ckpt_path` is returned as it is.
+    It is that run's checkpoint. In any other case `ckpt_path` is returned unchanged.
     """
     run_folders = [f.parent for f in files if f.match("config*.yaml") and is_run_folder(f.parent)]
     if run_folders and ckpt_path in ("last", "best"):
@@ -143,12 +153,12 @@ def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
 
 
 def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
-    """Return the checkpoint that `--ckpt_path` means, after reading all its files.
+    """Return the checkpoint that `--ckpt_path` means, after checking all its files.
 
-    `last` and `best` mean the newest run in `output_dir` that has one; anything else is a path. In
-    place of a damaged `last` the newest sound checkpoint before it is taken.
+    `last` and `best` mean the newest run in `output_dir` that has one; anything else is a path. If
+    `last` is damaged, the newest sound checkpoint before it is returned.
 
-    Raises: UserError when there is none.
+    Raises: UserError: there is no such checkpoint.
     """
     path = look_for_checkpoint(output_dir, ckpt_path)
     checkpoint = sound_checkpoint(path, warn) if _may_give_way(path) else None
@@ -161,11 +171,12 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
 
 
 def readable_checkpoint(output_dir: str, ckpt_path: str) -> Path | None:
-    """Return the checkpoint that `--ckpt_path` means, after reading only its manifest: it is fast.
+    """Return the checkpoint that `--ckpt_path` means, after checking only its manifest, which is
+    fast.
 
-    Returns None if it is damaged and `find_checkpoint` may take another one in its place.
+    It is None if the checkpoint is damaged but `find_checkpoint` may find an older one.
 
-    Raises: UserError when there is none, or it is not a whole checkpoint.
+    Raises: UserError: there is no such checkpoint, or it is not whole.
     """
     path = look_for_checkpoint(output_dir, ckpt_path)
     try:
@@ -179,9 +190,9 @@ def readable_checkpoint(output_dir: str, ckpt_path: str) -> Path | None:
 
 
 def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
-    """Return the path that `--ckpt_path` means, which may be a link.
+    """Return the path that `--ckpt_path` means. It may be a link.
 
-    Raises: UserError when there is no such path.
+    Raises: UserError: there is no such path.
     """
     path = Path(ckpt_path).expanduser().absolute()
     if ckpt_path in ("last", "best"):
@@ -202,5 +213,6 @@ def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
 
 
 def _may_give_way(path: Path) -> bool:
-    """Whether an older checkpoint is taken if this one is damaged."""
+    """Whether an older checkpoint may be taken if the one at this path is damaged: only for
+    `last.ckpt`."""
     return path.name == LAST and not path.is_file()

@@ -52,10 +52,11 @@ State = Literal["begun", "running", "stopped", "finished"]
 
 @dataclass
 class RunDir:
-    """A run's folder. Only the first process makes one, and holds its lock.
+    """A run's folder and what run.json says of it. Only the first process makes the folder and
+    locks it.
 
-    On the others `path` is the folder that it lies in, unless the run is resumed: they learn
-    it once the processes are connected. So any launcher will do.
+    On the other processes `path` is the parent folder, unless the run is resumed: they get the path
+    once the processes are connected. So any launcher works.
     """
 
     path: Path
@@ -71,7 +72,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     def lock(self) -> None:
-        """Raises: UserError when another process is at work in the folder."""
+        """Lock the folder against other processes; only the first process does so.
+
+        Raises: UserError: another process is at work in the folder.
+        """
         if not is_main_process():
             return
         self._lock = (self.path / ".lock").open("a")
@@ -80,7 +84,7 @@ class RunDir:
             raise UserError(f"{self.path}: this run is still at work; wait for it or stop it")
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
 
@@ -95,7 +99,8 @@ class RunDir:
             write_text(self.path / RECORD_NAME, json.dumps(contents) + "\n")
 
     def replace_config(self, config: FitConfig) -> None:
-        """Write the config that the run goes on with; earlier ones stay as config_1.yaml, 2, ..."""
+        """Write the config with which the run continues. Earlier ones stay as config_1.yaml,
+        config_2.yaml."""
         if is_main_process():
             latest = self.path / CONFIG_NAME
             earlier = (self.path / f"config_{number}.yaml" for number in count(1))
@@ -107,7 +112,7 @@ class RunDir:
 
 @dataclass(frozen=True)
 class Resume:
-    """What is resumed: a run's folder, and its checkpoint if it has one already."""
+    """The run's folder that is resumed, and its checkpoint, or None if it has none yet."""
 
     run_dir: Path
     checkpoint: Path | None
@@ -118,29 +123,29 @@ def identity_of(config: FitConfig) -> str:
 
 
 def newest_first(output_dir: Path) -> list[Path]:
-    """The folders of runs, the one that began last first."""
+    """Return the folders of all runs in `output_dir`, the newest first."""
     folders = {path.parent for path in output_dir.glob(f"*/{RECORD_NAME}")}
     folders |= {path.parent for path in output_dir.glob("*/checkpoints")}
     return sorted(folders, key=order_of_runs, reverse=True)
 
 
 def order_of_runs(run_dir: Path) -> tuple[int, str]:
-    """Return the key that sorts runs: the number in run.json, then the name.
+    """Return the key that sorts runs by age: the number in run.json, then the folder's name.
 
-    No clock and no time zone changes the number. Runs without one have the number 0, so they come
-    first, sorted by their names, which begin with the time.
+    The number does not depend on a clock or time zone. Runs without one have 0, so they come first,
+    sorted by their names, which begin with the time.
     """
     return number_of(run_dir), run_dir.name
 
 
 def number_of(run_dir: Path) -> int:
-    """Return a run's number in its folder of runs, from 1 up, or 0 if it has none."""
+    """Return a run's number among the runs of its output_dir, from 1 up, or 0 if it has none."""
     number = read_record(run_dir).get("number")
     return number if isinstance(number, int) else 0
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """run.json, or nothing where it cannot be read."""
+    """Return the contents of a run's run.json; they are empty if it cannot be read."""
     path = run_dir / RECORD_NAME
     try:
         text = read_bounded(path, _MAX_RECORD_BYTES) if path.is_file() else None
@@ -151,10 +156,10 @@ def read_record(run_dir: Path) -> dict[str, Any]:
 
 
 def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
-    """A new folder `<output_dir>/<UTC time>_<run_name>`, made before anything expensive.
+    """Make a new folder `<output_dir>/<UTC time>_<run_name>` and return its path.
 
-    Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
-        name cannot be so long.
+    Raises: UserError: the folder cannot be made (it names output_dir), or its name would be too
+    long (it names tracking.run_name).
     """
     safe_name = re.sub(r"[^\w.-]+|-{2,}", "-", run_name)
     stem, num_bytes = f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
@@ -180,7 +185,10 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
 
 
 def check_output_dir(output_dir: str | Path) -> None:
-    """Raises: UserError: no run's folder can be made there. Nothing is made."""
+    """Check that a run's folder can be made in `output_dir`. Nothing is made.
+
+    Raises: UserError: it cannot be made.
+    """
     base = Path(output_dir).expanduser().absolute()
     if reason := why_not_writable(base):
         raise _cannot_make(base, reason)
@@ -194,11 +202,12 @@ def _cannot_make(base: Path, reason: str | None) -> UserError:
 
 
 def _check_own_places(run_dir: Path) -> None:
-    """Check that what a resumed run writes stays in its folder, which may come from somebody else.
+    """Check that everything a resumed run writes stays in its own folder, which may come from
+    somebody else.
 
     Its checkpoints may lie on another disk, but not in the folder of another run.
 
-    Raises: UserError naming the link.
+    Raises: UserError: a link leads out of the folder; it names the link.
     """
     folders = ("tracking", "rollouts", "pretrained_critic", "averaged_policy", "logs")
     for name in (".lock", *folders, "csv", "wandb"):
@@ -218,9 +227,9 @@ def _check_own_places(run_dir: Path) -> None:
 
 
 def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunDir:
-    """A new folder, or that of the resumed run; locked by the first process.
+    """Make a new run's folder, or open the resumed run's. The first process locks it.
 
-    Raises: UserError when it cannot be written, or another process is at work in it.
+    Raises: UserError: it cannot be written, or another process is at work in it.
     """
     identity = identity_of(config)
     if resume is not None:

@@ -1,9 +1,9 @@
-"""The index of a sharded checkpoint, read so that nothing in the checkpoint can run code.
+"""Reads the index of a sharded checkpoint so that nothing in the checkpoint can run code.
 
-The index is a pickle, and so is each plain value beside the tensors. torch reads both as they
-stand: a pickle may name any function, which is then called. So the operations of an index are
-read first, as data: it may name torch's own classes of an index alone. A plain value may consist
-of what `weights_only` allows.
+The index is a pickle, and so is each plain value beside the tensors. torch would load both as they
+are: a pickle may name any function, which is then called. So the operations of an index are first
+read as data: it may name only torch's own classes of an index. A plain value may consist only of
+what `weights_only` allows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_VALUE_BYTES = 2**24
 
 
 def check_shards(checkpoint: Path) -> None:
-    """Check what Lightning and torch are going to read by themselves when a run is resumed.
+    """Check the shards that Lightning and torch will load by themselves when a run is resumed.
 
     Raises: UserError: the index or a plain value of the shards could run code, or is damaged.
     """
@@ -68,7 +68,10 @@ def check_shards(checkpoint: Path) -> None:
 
 
 def read_index(checkpoint: Path) -> Metadata:
-    """The index of the shards in this folder. Raises: UserError: torch has not written it so."""
+    """Return the index of the shards in this folder, after checking that it cannot run code.
+
+    Raises: UserError: it is damaged, or torch has not written it.
+    """
     path = checkpoint / INDEX_NAME
     try:
         if not path.is_file():
@@ -88,7 +91,10 @@ def read_index(checkpoint: Path) -> Metadata:
 
 
 def _check_place(checkpoint: Path, stored: Any) -> None:
-    """Check that what is stored lies, as it is, in a file of this folder. Raises: ValueError."""
+    """Check that a stored item lies, untransformed, in a shard file of this folder.
+
+    Raises: ValueError: it does not.
+    """
     name = str(stored.relative_path)
     is_plain = (
         Path(name).name == name
@@ -100,12 +106,12 @@ def _check_place(checkpoint: Path, stored: Any) -> None:
 
 
 def _check_operations(text: bytes) -> None:
-    """Read the operations of a pickle without doing one.
+    """Check the operations of a pickle without executing any.
 
-    A name is two texts that are put down one right after the other, so they are known here. The
-    memo has texts that are put down again.
+    A name is a pair of texts that are pushed one right after the other, so they are known here. The
+    memo has texts that may be pushed again.
 
-    Raises: ValueError: an operation or a name that no index has, or the pickle is cut off.
+    Raises: ValueError: it has an operation or a name that no index has, or it is cut off.
     """
     allowed, memo = frozenset(_OPERATIONS.split()), list[str | None]()
     put_down: list[str | None] = []  # the latest, None for anything but a text
@@ -127,7 +133,8 @@ def _check_operations(text: bytes) -> None:
 
 
 def _check_name(module: str | None = None, name: str | None = None) -> None:
-    """Check that a name is one of torch's own that indexes have. Raises: ValueError."""
+    """Check that a pickle's name is one of torch's own that indexes have. Raises: ValueError: it is
+    not."""
     is_dtype = module == "torch" and isinstance(getattr(torch, str(name), None), torch.dtype)
     if not is_dtype and (module, name) not in _ALLOWED:
         raise ValueError(f"it names {module}.{name}, which no index needs")

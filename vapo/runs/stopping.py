@@ -42,7 +42,11 @@ _BROKEN = re.compile(
 
 
 class Stopping:
-    """A `with` block in which the signals are handled. Outside the main thread it does nothing."""
+    """A context in which signals ask the run to stop. Outside the main thread it does nothing.
+
+    `requested` is the number of the signal, or None. `grace_s` is the time in seconds after which
+    the process is ended if no safe point came.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
@@ -60,9 +64,9 @@ class Stopping:
         self._signal_handlers.close()
 
     def safe_point(self) -> None:
-        """Stop here if any process was asked to stop. Every process must call this.
+        """Stop the run here if any process was asked to stop. Every process must call this.
 
-        Raises: StopRequested
+        Raises: StopRequested: a process was asked to stop.
         """
         number = int(max_over_ranks(torch.tensor(self.requested or 0)))
         if number:
@@ -71,9 +75,9 @@ class Stopping:
             raise StopRequested(number)
 
     def poll(self) -> None:
-        """Stop here if this process was asked to stop and the run has no others.
+        """Stop the run here if it has a single process, which was asked to stop.
 
-        Raises: StopRequested
+        Raises: StopRequested: it was asked to stop.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
         if self.requested and world_size() == 1 and in_main_thread:
@@ -102,22 +106,24 @@ class Stopping:
 
 
 def say_in_handler(text: str) -> None:
-    """Write to stderr past its buffer, since a signal handler may interrupt a write to it."""
+    """Write a line to stderr without its buffer, because a signal handler may interrupt a buffered
+    write."""
     os.write(2, f"vapo: {text}\n".encode())
 
 
 def end_now(reason: str, exit_code: int) -> None:
-    """End this process and those that it started, without any clean-up."""
+    """End this process and all that it started at once, without any clean-up."""
     say_in_handler(reason)
     kill_started_by(psutil.Process())
     os._exit(exit_code)
 
 
 class Peers:
-    """Watches the processes that this one started; in one of those it watches the first process.
+    """Watches the other processes of a run, and ends this one clearly if one of them is lost.
 
-    It replaces Lightning's own observer, which looks every five seconds and kills the first
-    process without a message.
+    The process that started the others watches them; each of the others watches the first. It
+    replaces Lightning's own observer, which looks every five seconds and kills the first process
+    without a message.
     """
 
     def __init__(self) -> None:
@@ -126,7 +132,8 @@ class Peers:
         self._thread: threading.Thread | None = None
 
     def watch(self, children: list[subprocess.Popen[bytes]]) -> None:
-        """Begin to watch the started processes; `children` is the launcher's own list."""
+        """Begin to watch the other processes. `children` is the launcher's list, which is emptied,
+        so that Lightning does not watch them."""
         self._children = list(children)
         children.clear()
         # not under torchrun or srun, which end the others themselves
@@ -137,12 +144,12 @@ class Peers:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop watching: from here on the other processes may end."""
+        """Stop watching, because from now on the other processes may end."""
         self._is_closed.set()
 
     @contextmanager
     def ends_clearly(self, run_dir: RunDir) -> Iterator[None]:
-        """Add to errors in this block how to resume the run, and whether a process was lost."""
+        """Add to errors in this block how to resume the run, and say if a process was lost."""
         try:
             yield
         except (StopRequested, SystemExit) as stop:
@@ -162,7 +169,7 @@ class Peers:
                 self.close()
 
     def explain(self, error: BaseException) -> InterruptedRunError | None:
-        """Return a clear error if `error` is one that a lost process causes here, else None."""
+        """Return a clear error if `error` is a broken connection to a lost process, else None."""
         if not _BROKEN.search(str(error)):
             return None
         deadline = time.monotonic() + _ORDERLY_S / 2

@@ -1,4 +1,4 @@
-"""The end of a run: `summary.json`, and the short text that the user reads."""
+"""Writes the end of a run: `summary.json`, and the short text that the user reads."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ FAILED_EPISODES = "failed_episodes_left_out"
 
 @dataclass
 class RunSummary:
-    """What `summary.json` holds. Scores are eval/avg_at_k; None where none was measured.
+    """The contents of `summary.json`. Scores are eval/avg_at_k, or None if not measured.
 
-    `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote; None where no
-    checkpoint's policy was evaluated.
-    `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
-    last evaluation; `score_recent` is the mean over the last four evaluated policies, and
-    `fresh_accuracy` that of the last training batches on prompts that were new to the policy, of
-    which `fresh` has all metrics; `average_policy` has those of the averaged weights.
-    `critic_after_pretraining` and `critic_at_end` are explained variances of the critic
-    (`CriticKnowledge`), None where the run had no critic or did not come so far;
-    `critic_was_held_out` says that the first is of held-out rollouts. `stopped`
-    says why a run ended itself, `warnings` what its watchers said, `faults` how many updates were
-    skipped and rollouts left out. Credentials in `tracking_uri` are left out.
+    `score_best` is the score of `best.ckpt`, which iteration `best_iteration` wrote; None if no
+    checkpoint's policy was evaluated. `evaluation_before` and `evaluation_after` are all `eval/...`
+    metrics of the first and the last evaluation. `score_recent` is the mean score of the last four
+    evaluated policies. `fresh_accuracy` is the accuracy in the last training batches on prompts
+    that were new to the policy, and `fresh` has all metrics of these. `average_policy` has the
+    metrics of the averaged weights. `critic_after_pretraining` and `critic_at_end` are explained
+    variances of the critic (`CriticKnowledge`), None if the run had no critic or did not get that
+    far. `critic_was_held_out` says that the first is of held-out rollouts. `stopped` says why a run
+    ended itself, `warnings` has the watchers' warnings, `faults` the numbers of skipped updates and
+    of rollouts left out. Credentials in `tracking_uri` are left out.
     """
 
     score_before: float | None = field(init=False)
@@ -89,7 +88,8 @@ class RunSummary:
 
 
 def unjudged(evaluation: Mapping[str, float]) -> list[str]:
-    """What a score does not say: how many of its responses nothing has judged."""
+    """Return a line on the share of the last evaluation's responses without a verdict; empty list
+    if 0."""
     share = evaluation.get("eval/failure_rate", 0.0)
     text = (
         f"{100 * share:.3g} % of the last evaluation's responses had no verdict, and count as wrong"
@@ -98,9 +98,9 @@ def unjudged(evaluation: Mapping[str, float]) -> list[str]:
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:
-    """Write summary.json whole or not at all; nan becomes null.
+    """Write summary.json, whole or not at all, and return its path. Nan becomes null.
 
-    Raises: InterruptedRunError if the run's folder was deleted, or cannot be written.
+    Raises: InterruptedRunError: the run's folder was deleted, or cannot be written.
     """
     path = run_dir / SUMMARY_NAME
     try:
@@ -123,15 +123,19 @@ def render_summary(
     other_run: Path | None = None,
     config_is_whole: bool = True,
 ) -> str:
-    """The text that ends `vapo fit`, for 80 columns; its last line is the run's folder.
+    """Return the text that ends `vapo fit`, for 80 columns. Its last line is the run's folder.
 
-    `recorded` names the run and where its record is; `value_page` is the path or address of its
-    latest value page, and `other_run` the folder of a run with which it can be compared.
-    `ablation` is an override that turns off a component which this run used. `config_is_whole` is
-    false where the config names a function of a notebook, which no other process has: no command
-    that reads it is suggested. The commands take the folder from the variable R, which the line
-    before them sets, and the comment above each says what it is for. Only a path or an address
-    that is longer than a line is not cut.
+    The suggested commands take the folder from the shell variable R, which a line before them sets;
+    the comment above each says what it is for. Only a path or an address that is longer than a line
+    is not cut.
+
+    Args:
+        recorded: names the run and the store that has its record.
+        ablation: an override that turns off a component which this run used.
+        value_page: the path or address of the run's latest value page.
+        other_run: the folder of a run with which this one can be compared.
+        config_is_whole: False if the config names a function of a notebook, which no other process
+            has. No command that reads the config is then suggested.
     """
     num_lost = summary.undelivered_records
     rows = [
@@ -179,7 +183,8 @@ def render_summary(
 
 
 def _comparison(other_run: Path | None) -> list[str]:
-    """Return the shell lines that compare the run in R with another, or with one to be named."""
+    """Return the shell lines that compare the run in R with `other_run`, or with one that the user
+    fills in."""
     if other_run is None:
         return [
             "# its score and curves beside those of another run",
@@ -193,7 +198,7 @@ def _comparison(other_run: Path | None) -> list[str]:
 
 
 def _first_page(value_page: str | None, *, has_critic: bool) -> list[tuple[str, str]]:
-    """Return the rows that name the page to open first, if the run has any value page."""
+    """Return the rows (label, text) that name the value page; none if there is no page."""
     if value_page is None:
         return []
     contents = "what the critic expected before each token:"
@@ -222,7 +227,8 @@ def _hundredths(figure: float) -> str:
 
 
 def _row(label: str, text: str) -> list[str]:
-    """One row in 80 columns; words are not cut, and a path too long for its line has its own."""
+    """Return the lines of a label and a text in 80 columns. Words are not cut; a path too long for
+    its line gets its own."""
     lines = textwrap.wrap(text, _COLUMNS - 14, break_long_words=False, break_on_hyphens=False)
     if len(lines) == 1 and len(lines[0]) > _COLUMNS - 14:
         return [*([label] if label else []), f"  {lines[0]}"]
@@ -230,16 +236,13 @@ def _row(label: str, text: str) -> list[str]:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory if it is below it, else unchanged."""
+    """Return a path relative to the working directory if it is inside it, else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _scores(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the rows of scores, each a label and a text.
-
-    What the score is (avg@k, held-out prompts) stands in the first row that has one.
-    """
+    """Return the rows (label, text) of scores. The first measured score says its unit."""
     score_before = describe_score(summary.score_before, summary.score_before_ci, summary.k)
     score_after = describe_score(summary.score_after, summary.score_after_ci, summary.k)
     unit = f"  (avg@{summary.k}, held-out prompts)"
@@ -262,7 +265,8 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _best(summary: RunSummary) -> str | None:
-    """What to know of best.ckpt; None where it is the last one, and better than the start."""
+    """Return a text about best.ckpt, or None if it is the last iteration's and better than the
+    start."""
     start, score = summary.score_before, summary.score_best
     if score is None:
         return None if start is None else "no checkpoint's policy was evaluated"
@@ -303,7 +307,7 @@ def score_line(
 ) -> str | None:
     """Return `held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]`, from the metrics of two evaluations.
 
-    Returns None if the last evaluation did not measure the score.
+    It is None if the last evaluation did not measure the score.
     """
     if (last := last_metrics.get(_SCORE)) is None:
         return None
@@ -321,7 +325,7 @@ def _times(summary: RunSummary) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for the numbers that JSON cannot represent."""
+    """Return the value with null in place of the numbers that JSON cannot represent (nan, inf)."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
