@@ -1,1 +1,2 @@
-"""A user's code, and chat templates, in processes of their own: hosts, protocol, limits, memory."""
+"""Runs a user's code, and chat templates, in processes of their own, with limits on time and
+memory."""

@@ -34,7 +34,7 @@ _BYTES_A_CHARACTER = 12  # of JSON, for one that is written as two surrogates
 
 
 class TemplateRefusal(Exception):
-    """A conversation that cannot be rendered, or a tokenizer without a chat template."""
+    """Raised if a conversation cannot be rendered, or the tokenizer has no chat template."""
 
 
 def render_chat(
@@ -72,11 +72,12 @@ def render_chat(
 
 
 def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the names of the variables that the chat template reads and that a caller can set.
+    """Return the names of the variables that the chat template reads and that a user may set.
 
-    The conversation, the special tokens and all else that `render_chat` sets are not among them.
+    Variables that `render_chat` sets, such as the conversation and the special tokens, are left
+    out.
 
-    Raises: as `render_chat`.
+    Raises: what `render_chat` raises.
     """
     set_here = {"messages", "add_generation_prompt", *_WITHOUT_A_VALUE}
     set_here.update(tokenizer.SPECIAL_TOKENS_ATTRIBUTES, tokenizer.special_tokens_map)
@@ -84,7 +85,11 @@ def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _answer(tokenizer: PreTrainedTokenizerBase, frame: bytes) -> str:
-    """Return what the template process answers to a frame for the tokenizer's template."""
+    """Send a request frame for the tokenizer's template to the template process; return the
+    answer's text.
+
+    Raises: TemplateRefusal or UserError, as `render_chat`.
+    """
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:
@@ -109,9 +114,9 @@ def _template_file(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class TemplateProcess:
-    """Sends requests to the process that renders chat templates, and starts it for the first one.
+    """The process that renders chat templates. It is started for the first request.
 
-    A process that was killed is replaced at the next request.
+    If it was killed, the next request starts another one.
     """
 
     def __init__(self) -> None:
@@ -120,7 +125,11 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def answer(self, template: str, request: bytes) -> dict[str, str]:
-        """Send a template, if the process does not have it, and a request; return the answer."""
+        """Send a template, unless it was the last one sent, and a request; return the answer.
+
+        The answer has one key: `text`, `refusal` (the template raised an error) or `excess` (of
+        time, memory or text).
+        """
         with self._lock:
             process = self._process or self._start()
             assert process.stdin is not None
@@ -159,10 +168,7 @@ class TemplateProcess:
         return process
 
     def _stop(self) -> int | None:
-        """End the process, if there is one, and return its exit status.
-
-        A process that had not ended by itself has the status of SIGKILL.
-        """
+        """Kill the process, if there is one; return its exit status, or None without a process."""
         process, self._process = self._process, None
         self._finalizer()
         return None if process is None else process.returncode

@@ -1,4 +1,4 @@
-"""Lets one process of a user's code answer several questions at a time, for code that waits.
+"""Lets one process of a user's code answer several questions at a time, for code that mostly waits.
 
 Each question has a thread. Answers are written in the order of the questions, as the trainer
 expects them. A question that takes too long is answered with `timeout`, and the others go on.
@@ -29,14 +29,15 @@ def answer_concurrently(
     *,
     timeout_s: float,
 ) -> None:
-    """Answer each `(ticket, question)` of a channel in a thread, until the trainer hangs up.
+    """Answer each `(ticket, question)` of a channel in a thread of its own, until the trainer
+    closes it.
 
     Args:
         reply: returns the fields of a question's answer, and never raises.
-        channel: where questions come from.
+        channel: the connection on which questions come.
         write: sends an answer with its ticket.
-        timeout_s: a question that has run so long is answered with the failure `timeout`. Its
-            thread is left alone, because no thread can be ended.
+        timeout_s: a question that has run this long is answered with the failure `timeout`. Its
+            thread goes on, because no thread can be ended.
     """
     waiting: SimpleQueue[tuple[str, float, Future[dict[str, Any]]]] = SimpleQueue()
 
@@ -62,11 +63,12 @@ def answer_concurrently(
 
 
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function in one with the same parameters that waits for the coroutine which it makes.
+    """Wrap a function so that, if it returns a coroutine, the wrapper waits for the coroutine's
+    result.
 
-    What a function returns that makes no coroutine is passed on. All coroutines of a process run in
-    one event loop, so that they may share a client. A coroutine runs on until it ends, even if its
-    question has been answered with `timeout`.
+    Any other result is returned unchanged. All coroutines of a process run in one event loop, so
+    that they may share a client. A coroutine runs on until it ends, even if its question has been
+    answered with `timeout`.
     """
 
     @functools.wraps(function, updated=())
@@ -80,7 +82,7 @@ def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the process's event loop. The first call starts it in a thread of its own."""
+    """Return the event loop of this process. The first call starts it in a thread of its own."""
     with _lock:
         if not _loops:
             loop = asyncio.new_event_loop()
@@ -92,7 +94,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 def _run_on(loop: asyncio.AbstractEventLoop) -> None:
     """Run an event loop in this thread until it is closed.
 
-    It runs on when a coroutine exits, interrupts or stops it: the others are not to blame.
+    If a coroutine exits, interrupts or stops the loop, it is run again for the other coroutines.
     """
     while not loop.is_closed():
         with suppress(BaseException):  # its own caller hears of it, too

@@ -1,5 +1,5 @@
-"""The credentials in this process's environment: which processes do not get them, and how they are
-hidden.
+"""Keeps the credentials in this process's environment from a user's code, and lists them for
+hiding.
 
 Processes that run a user's code, verifiers and environments, get no variable that holds a secret
 (`vapo.errors.secret_rule`), unless the config names it for them.
@@ -21,17 +21,17 @@ Hidden = tuple[tuple[str, str], ...]
 
 
 def variables_without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment variables for a process that runs a user's code: without credentials.
+    """Return the environment variables for a process that runs a user's code, without credentials.
 
     Args:
-        passed: the names of variables that the process gets although they hold credentials.
+        passed: the names of variables that are included although they hold credentials.
     """
     withheld = secret_variables().keys() - set(passed)
     return {name: value for name, value in os.environ.items() if name not in withheld}
 
 
 def check_passed(names: Sequence[str], *, key: str) -> None:
-    """Check that the variables which the config's `key` passes on are set.
+    """Check that the environment variables `names`, which the config's `key` passes on, are set.
 
     Raises: UserError: one of them is not.
     """
@@ -44,8 +44,8 @@ def check_passed(names: Sequence[str], *, key: str) -> None:
 
 
 def secret_texts(values: Any = None) -> Hidden:
-    """Return the texts that this process must not show: the secrets of its environment variables,
-    and those in a config's values."""
+    """Return the secrets in the environment variables and in a config's values, with their
+    replacements."""
     texts = texts_of_environment()
     for text in _texts_in(values):
         for secret in secrets_within(text):
@@ -58,7 +58,8 @@ def secret_texts_of_code(
 ) -> Hidden:
     """Return the secrets that a user's code is given and that its failures must not show.
 
-    Secrets that are withheld from the code are not among them, because it could read the list.
+    Each is paired with the text that is shown in its place. Secrets that the code is not given are
+    left out, because it could read the list.
 
     Args:
         passed: the names of the variables with credentials that the code gets.

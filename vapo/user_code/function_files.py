@@ -1,7 +1,8 @@
-"""Checks that a user's function is there. Its file is read as text; no code of the user's is run.
+"""Checks that a user's function exists, by reading its file as text. None of the user's code is
+run.
 
 `user_functions.import_function` imports it later, where it is needed: a verifier only in the
-processes that judge. It also finds what the text alone does not show.
+processes that judge. It also finds faults that the text alone does not show.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _OPEN = ("__getattr__", "globals", "setattr", "exec")
 
 
 def check_function(path: str, *, key: str, folder: str | None = None) -> None:
-    """Check that the function which the config's `key` names exists, by the text of its file.
+    """Check, by the text of its file, that the function which the config's `key` names exists.
 
     Args:
         path: `package.module:function` or `folder/file.py:function`.
         folder: a folder that is searched besides Python's own path and the current folder.
 
     Raises: UserError: there is no such module or file, or no such name in it. The message suggests
-        the most similar name.
+    the most similar name.
     """
     where, _, name = path.rpartition(":")
     if where == HANDED:
@@ -65,7 +66,11 @@ def _file(name: str, folders: list[str], label: str) -> Path:
 
 
 def _module_file(module: str, folders: list[str], label: str) -> Path | None:
-    """Find a module's source file as an import does; None if only an import can find it."""
+    """Return a module's source file, searched as an import does, or None if only an import can find
+    it.
+
+    Raises: UserError: there is no such module.
+    """
     top, *inner = module.split(".")
     if top == "__main__":
         return None
@@ -86,11 +91,11 @@ def _module_file(module: str, folders: list[str], label: str) -> Path | None:
 
 
 def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
-    """Raise an error for a submodule that has no file, unless its parent may make it by itself.
+    """Check that a parent module could make a submodule that has no file.
 
-    A parent may do so whose own code makes modules, as `os` does, or which is built into Python.
+    It could if its code makes modules, as `os` does, or if it is built into Python.
 
-    Raises: UserError: there is no such submodule.
+    Raises: UserError: it could not, so there is no such submodule.
     """
     places = list(parent.submodule_search_locations or [])
     if not places and not parent.has_location:  # built in or frozen
@@ -104,9 +109,9 @@ def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a program may bind at its top level.
+    """Yield the names that a program may define at its top level.
 
-    These are rather too many than too few: the names in inner blocks are among them.
+    Names in inner blocks are included, so there may be too many.
     """
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

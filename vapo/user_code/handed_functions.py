@@ -25,15 +25,14 @@ _MAX_NAME = 80
 
 
 def function_path(function: Callable[..., Any], *, key: str) -> str:
-    """Return the text that stands for a function object as the value of a config's `key`.
+    """Return the text that stands for a function object as the value of the config's `key`.
 
-    It is `module:name` if the module has the function under its name, with `__main__` for the
+    It is `module:name` if the function can be found under that name, with `__main__` for the
     notebook or script itself. Any other function is kept in this process, under `__handed__:` and a
     name that describes it.
 
-    Raises:
-        UserError: the function cannot be sent to another process, or it is a class although
-            `rewards.function` needs a function.
+    Raises: UserError: the function cannot be sent to another process, or it is a class although
+    `rewards.function` needs a function.
     """
     if isinstance(function, type) and key.endswith(_REWARD):
         raise UserError(
@@ -55,7 +54,7 @@ def _importable_path(function: Callable[..., Any]) -> str | None:
 
 
 def _name_in_hand(function: Callable[..., Any], key: str) -> str:
-    """Keep a function in `handed`, and return its name there.
+    """Keep a function in the dict `handed`, and return its name there.
 
     Functions with the same code and values share a name.
     """
@@ -68,8 +67,8 @@ def _name_in_hand(function: Callable[..., Any], key: str) -> str:
 
 
 def _described(function: Any) -> str:
-    """Describe a function in a name: `score(threshold=0.5)` for a partial, `Judge.score` for a
-    method, `Judge` for an object."""
+    """Return a describing name: `score(threshold=0.5)` for a partial, `Judge.score` for a method,
+    `Judge` for an object."""
     if isinstance(function, functools.partial):
         keyword_texts = (f"{name}={_shown(value)}" for name, value in function.keywords.items())
         arguments = ",".join([*map(_shown, function.args), *keyword_texts])
@@ -89,13 +88,12 @@ def _shown(value: Any) -> str:
 
 
 def bytes_of(path: str | None, *, key: str) -> bytes | None:
-    """Serialize the function at `__main__:name` or `__handed__:name` for a child process.
+    """Return the pickled function at `__main__:name` or `__handed__:name`, for a child process.
 
-    Other paths, which the child can import, give None.
+    For any other path it is None, because the child can import the function.
 
-    Raises:
-        UserError: there is no such function, or it uses something that cannot leave this process,
-            such as an open file or a model.
+    Raises: UserError: there is no such function, or it uses something that cannot leave this
+    process, such as an open file or a model.
     """
     if path is None or not path.startswith(_BY_VALUE):
         return None
@@ -118,12 +116,14 @@ def _bytes(function: Callable[..., Any], name: str, key: str) -> bytes:
 def function_of(
     path: str | None, function_bytes: bytes | None, *, key: str, folder: str | None
 ) -> Callable[..., Any]:
-    """Return the function that the parent process sent, or else import the one at the path.
+    """Return the function in `function_bytes`, which the parent sent, or if that is None, import
+    `path`.
 
     Args:
         function_bytes: the result of `bytes_of` in the parent.
 
-    Raises: UserError: as `import_function`, or something that the function uses cannot be imported.
+    Raises: UserError: what `import_function` raises, or something that the function uses cannot be
+    imported.
     """
     if function_bytes is None:
         return import_function(path, key=key, folder=folder)

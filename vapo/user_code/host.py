@@ -1,4 +1,4 @@
-"""The host of the processes that run a user's code.
+"""The host process, which forks the processes that run a user's code.
 
 It is started as `python -m vapo.user_code.host CHANNEL CONTROL`.
 
@@ -53,13 +53,13 @@ SEARCH_EVERY_S = 0.2
 
 
 class Host:
-    """Starts and ends the processes that run a user's code, as the trainer orders.
+    """Starts and ends the processes that run a user's code, as the trainer orders. It runs in the
+    host process.
 
-    A process is ended with everything that it has started.
-    Each process leads a process group, so that one signal reaches all of it that has not left the
-    group. On Linux, orphans of what it started become its own children, or the host's once it has
-    ended. So a child of the host that is not an open process is left over from an ended one, and is
-    killed.
+    A process is ended with everything that it has started. Each process leads a process group, so
+    that one signal reaches all of it that has not left the group. On Linux, orphans of what it
+    started become its own children, or the host's once it has ended. So a child of the host that is
+    not an open process is left over from an ended one, and is killed.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Host:
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Obey the trainer's orders until it closes the channel; then end all processes."""
+        """Carry out the trainer's orders until it closes the channel; then end all processes."""
         while self._handle_next(self._channel, self._wake_reader):
             pass
         for number in self._pids:
@@ -88,7 +88,7 @@ class Host:
             self._handle_next(self._wake_reader)
 
     def _handle_next(self, *watched: Any) -> bool:
-        """Wait for an order or the end of a process, and handle it.
+        """Wait for an order, the end of a process or a kill time, and handle it.
 
         Returns: False once the trainer has closed the channel.
         """
@@ -108,7 +108,7 @@ class Host:
         return is_open
 
     def _handle_order(self) -> bool:
-        """Read one order and carry it out; return False at the end of the channel."""
+        """Read one order and carry it out. Return False if the channel is closed."""
         message, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE.size, 1)
         if len(message) != MESSAGE.size:
             return False
@@ -145,7 +145,7 @@ class Host:
             os._exit(0)
 
     def _reap(self) -> None:
-        """Forget the processes that have ended, and kill what they started."""
+        """Forget the processes that have ended, and kill everything they started."""
         numbers = {pid: number for number, pid in self._pids.items()}
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -169,9 +169,10 @@ class Host:
 
 
 def _kill_with_own_group(pid: int) -> None:
-    """Kill a process and the group that it leads.
+    """Kill a process and, if it leads a process group, that group.
 
-    A group that the user's code has put it in is not killed, since another process may lead it.
+    If the user's code has moved it to another group, that group is not killed, since another
+    process may lead it.
     """
     _kill_group(pid)
     with suppress(ProcessLookupError):
@@ -184,9 +185,9 @@ def _kill_group(pid: int) -> None:
 
 
 def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
-    """Answer each `(ticket, question)` of a channel by a user's code until the trainer closes it.
+    """Answer each `(ticket, question)` of a channel by a user's code, until the trainer closes it.
 
-    This is what a process does after the host has forked it.
+    A forked process of the host does nothing else.
     """
     # besides the threads that answer there may be as many whose time is over
     stacks = 2 * code.num_calls * THREAD_BYTES if code.num_calls > 1 else 0
@@ -216,7 +217,10 @@ def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
 
 
 def serve(channel: socket.socket, ticket: str, code: UserCode) -> None:
-    """Import a user's code and tell the trainer whether that succeeded; if so, run the host."""
+    """Import a user's code and tell the trainer whether that succeeded; if so, run the host.
+
+    The reply to the trainer has the `ticket`.
+    """
     hide(code.hidden)
     try:
         make = code.imported()

@@ -31,7 +31,7 @@ _PING_TIMEOUT_S = 5.0
 
 
 class HostProcess:
-    """Starts a host, sends it orders, and replaces it when something has killed or frozen it.
+    """Starts a host process, sends it orders, and replaces it if something has killed or frozen it.
 
     The host gets no environment variables with credentials except `code.passed`, and no
     accelerator. The constructor does not wait for it to start; `open` waits until it is ready.
@@ -53,9 +53,10 @@ class HostProcess:
         self._start()
 
     def open(self, number: int, channel: socket.socket) -> None:
-        """Let the host start a process for the user's code, which gets the socket `channel`.
+        """Let the host start process `number` for the user's code. That process gets the socket
+        `channel`.
 
-        Raises: UserError: as `wait_until_ready`, or the process cannot be started.
+        Raises: UserError: what `wait_until_ready` raises, or the process cannot be started.
         """
         self.wait_until_ready()
         message = MESSAGE.pack(Order.OPEN, number)
@@ -71,7 +72,7 @@ class HostProcess:
                 self._replace()
 
     def replace_if_frozen(self) -> None:
-        """Ping the host. If it does not answer, start another one, which has no processes.
+        """Ping the host. If it does not answer, kill it with its processes and start another one.
 
         Raises: UserError: the new host does not start.
         """
@@ -88,7 +89,7 @@ class HostProcess:
             self._send(MESSAGE.pack(order, number))
 
     def wait_until_ready(self) -> None:
-        """Wait until the host has imported the code.
+        """Wait until the host has imported the user's code. If the host has ended, start it again.
 
         Raises: UserError: the code cannot be imported or used, or its import kills the process.
         """
@@ -118,7 +119,7 @@ class HostProcess:
                 raise
 
     def close(self, *, waits: bool) -> None:
-        """End the host. With `waits` its open processes get `CLOSE_TIMEOUT_S` to close before."""
+        """End the host. With `waits` its processes first get `CLOSE_TIMEOUT_S` to close."""
         self._channel.close()
         if waits:
             with suppress(subprocess.TimeoutExpired):
@@ -126,7 +127,8 @@ class HostProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Kill the host and whatever it has started, unless that is done; return its status."""
+        """Kill the host and everything it has started; return its exit status. Later calls only
+        return it."""
         if self._status is not None:
             return self._status
         self._channel.close()
@@ -150,7 +152,7 @@ class HostProcess:
         self.wait_until_ready()
 
     def _start(self) -> None:
-        """Start `python -m vapo.user_code.host`, whose first act is to fork its supervisor."""
+        """Start `python -m vapo.user_code.host` and send it the user's code to import."""
         overwrite_secrets()  # it is started by a notebook or script, too
         self._channel, host_channel = socket.socketpair()
         control, self._control = os.pipe()
@@ -189,10 +191,10 @@ class HostProcess:
         socket.send_fds(self._channel, [message], [] if channel is None else [channel.fileno()])
 
     def _read_reply(self, ticket: str, timeout_s: float) -> dict[str, Any] | None:
-        """Wait for the host's reply with this ticket: empty, or a `failure`.
+        """Return the host's reply with this ticket, which is empty or a `failure`.
 
-        The result is None if no such reply comes in time. Replies with other tickets, to earlier
-        questions, are ignored.
+        It is None if no such reply comes in time. Replies with other tickets, to earlier questions,
+        are ignored.
 
         Raises: OSError: the host has ended.
         """
@@ -210,6 +212,6 @@ class HostProcess:
 
 
 def limit_sending(channel: socket.socket) -> None:
-    """Limit the time to send on a channel, so that a process which does not read its channel does
-    not stop the trainer."""
+    """Limit the time that sending on a channel may take, so that a process which does not read
+    cannot stop the trainer."""
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))

@@ -1,4 +1,4 @@
-"""Overwrites secrets in the variables and arguments that other processes can read of this one.
+"""Overwrites secrets in this process's variables and arguments where other processes can read them.
 
 On Linux, /proc/PID/environ and /proc/PID/cmdline show the memory in which a process got its
 variables and arguments. There a user's code could read secrets that are withheld from it: in the
@@ -7,8 +7,8 @@ in that memory once Python has copies of its own. The variables move to other pl
 that `os.environ`, libraries and child processes have them as before.
 
 This does not protect from a program that reads another one's memory (root, or a debugger of the
-same user). It does not protect other processes with the same variables, as the shell that exported
-them.
+same user). It does not protect other processes with the same variables, such as the shell that
+exported them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ARGUMENTS, _VARIABLES = 48, 50
 
 
 def overwrite_secrets() -> None:
-    """Overwrite this process's secrets in the memory that /proc shows, on Linux.
+    """Overwrite this process's secrets in the memory that /proc shows. It acts on Linux only.
 
     A second call does nothing. Other threads must not change variables meanwhile.
     """
@@ -54,7 +54,10 @@ def _overwrite(start: int, size: int, secret_parts: Callable[[bytes], list[slice
 
 
 def _variable_secrets(text: bytes) -> list[slice]:
-    """Return the place of a variable's value if it is secret, and move the variable in memory."""
+    """Return the slice of `NAME=VALUE` that has the value if it is secret; else an empty list.
+
+    A secret variable is also set again, so that it has other memory than what is overwritten.
+    """
     name, equals, content = text.partition(b"=")
     key = os.fsdecode(name)
     if not (equals and content and is_secret_variable(key, os.fsdecode(content))):

@@ -29,10 +29,10 @@ MESSAGE = struct.Struct("!BQ")
 
 
 class Order(IntEnum):
-    """The kinds of orders to a host.
+    """The kinds of orders to a host process.
 
-    `OPEN` comes with the new process's end of its socket. `END` leaves a process time to close,
-    `KILL` does not. A host that runs answers `PING` with the number that came with it.
+    `OPEN` comes with the new process's end of its socket. `END` gives a process time to close,
+    `KILL` does not. A host that works answers `PING` with the number that came with it.
     """
 
     OPEN = 1
@@ -49,7 +49,8 @@ must fit into JSON, or the one field `failure`. It may raise, hang or crash, and
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode(ABC):
-    """A user's code: how a host imports it, and how the answers of its processes are checked."""
+    """A user's code, as a host process needs it: how to import it, and how its answers are
+    checked."""
 
     shows_errors: bool = False
     """Whether to print the traceback of what the code raises, because its output is shown."""
@@ -72,11 +73,11 @@ class UserCode(ABC):
     @property
     @abstractmethod
     def what(self) -> str:
-        """What the code is, for messages: `verifier score.py:score`."""
+        """The name of the code in messages, such as `verifier score.py:score`."""
 
     @abstractmethod
     def imported(self) -> Callable[[], Answering]:
-        """Import the code. This is called in the host.
+        """Import the code. This is called in the host process.
 
         Returns: a function that makes the `Answering` of one process.
 
@@ -85,9 +86,10 @@ class UserCode(ABC):
 
     @abstractmethod
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Check an answer's fields. This is called in the trainer.
+        """Return an answer's fields as the trainer uses them, or None if they do not answer the
+        question.
 
-        Returns: the fields as they are used; None if they do not answer this question.
+        This is called in the trainer, because the process that answers is not trusted.
         """
 
 
@@ -104,10 +106,9 @@ def write_reply(descriptor: int, ticket: str, fields: dict[str, Any]) -> None:
 def read_reply(
     line: bytes, ticket: str, checked: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> dict[str, Any] | None:
-    """Parse one line of a channel as a reply: return its fields, or its one field `failure`.
+    """Return the fields of a reply that came as one line of a channel, or its one field `failure`.
 
-    The result is None if the line is not a reply with this ticket, or if `checked` rejects its
-    fields.
+    It is None if the line is not a reply with this ticket, or if `checked` rejects its fields.
     """
     try:
         reply = json.loads(line)
@@ -122,7 +123,7 @@ def read_reply(
 
 
 def reward_of(value: Any) -> float | None:
-    """Return a reply's value as a reward; None if it is not a number that a reward can be."""
+    """Return a reply's value as a reward, or None if it is not a number that a reward can be."""
     if not isinstance(value, (int, float)):
         return None
     try:
@@ -151,9 +152,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
-    """Limit this process's address space to its present size and `headroom_bytes` more, on Linux.
+    """Limit this process's address space to `headroom_bytes` above its present size, on Linux.
 
-    The process then writes no core dumps, either. On other systems this does nothing.
+    Core dumps are switched off, too. On other systems this does nothing.
     """
     try:
         import resource
@@ -170,8 +171,11 @@ def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
 
 
 def channel_of(descriptor: int) -> Connection:
-    """Make a connection from a socket's descriptor, which is moved to a high number. Programs that
-    a user's code starts do not inherit it."""
+    """Make a connection from a socket's descriptor. Programs that a user's code starts do not
+    inherit it.
+
+    The descriptor is moved to a high number, which no code writes to by mistake.
+    """
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
     except OSError:  # fewer are allowed
@@ -181,7 +185,7 @@ def channel_of(descriptor: int) -> Connection:
 
 
 def reward_problem(reward: float) -> str | None:
-    """Say why a number cannot be a reward; None if it can.
+    """Return why a number cannot be a reward, or None if it can.
 
     >>> reward_problem(1e39)
     'a reward is a number of at most 1e+12 in size, this is 1e+39'
@@ -194,7 +198,7 @@ def reward_problem(reward: float) -> str | None:
 
 
 def failure_of(error: BaseException) -> str:
-    """Describe what a user's code raised: `error: ValueError: its message (file.py:12)`."""
+    """Return a text on what a user's code raised: `error: ValueError: its message (file.py:12)`."""
     message = ""
     with suppress(BaseException):  # it is the user's code that says it
         message = beginning(str(error), 200)
@@ -202,8 +206,8 @@ def failure_of(error: BaseException) -> str:
 
 
 def print_error(error: BaseException) -> None:
-    """Print the traceback from the first line of the user's code on; nothing if it has no such
-    line."""
+    """Print an error's traceback, from the first line outside this package on. Print nothing if
+    there is no such line."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.tb_next
@@ -213,10 +217,8 @@ def print_error(error: BaseException) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Say where the error was raised: the last line outside of this package, as ` (file.py:12)`.
-
-    The text is empty if there is no such line.
-    """
+    """Return ` (file.py:12)`, the last line outside this package that an error passed through; else
+    empty."""
     place, frame = "", error.__traceback__
     while frame is not None:  # no source is read: memory may be short
         name = frame.tb_frame.f_code.co_filename

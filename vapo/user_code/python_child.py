@@ -1,7 +1,7 @@
-"""Starts further Python processes so that none looks into the current folder first.
+"""Starts Python processes that do not import modules from the current folder first.
 
-With `python -m` and `python -c` the current folder comes before Python's own library. A file of
-the user's that is called random.py or mlflow.py would be executed in the place of the library. The
+With `python -m` and `python -c` the current folder comes before Python's own library. A file of the
+user's that is called random.py or mlflow.py would be executed in the place of the library. The
 option -P keeps the folder out, and the variable PYTHONSAFEPATH does the same for the processes that
 a library starts: MLflow's server, the ranks of Lightning, the workers of vLLM. A user's own
 functions are found without it: `vapo.user_code.user_functions` looks into the current folder last.
@@ -20,32 +20,34 @@ _SET_BY_VAPO = "vapo"
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in this Python, without the current folder in its
+    """Return the command that runs a module in this Python, with the current folder not on its
     path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_program(program: str, *arguments: str) -> list[str]:
-    """Return the command that runs a program, given as its text, in this Python, without the
-    current folder in its path."""
+    """Return the command that runs a program's text in this Python, with the current folder not on
+    its path."""
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return `environ` with a variable that keeps the current folder out of Python's path, in a
-    child and in the processes that it starts."""
+    """Return `environ` with the variable that keeps the current folder off the path of child
+    processes."""
     return {SAFE_PATH: _SET_BY_VAPO, **environ}
 
 
 def environment_of_user_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` for a user's code: without the variable, if vapo has set it, that keeps the
-    current folder out of Python's path."""
+    """Return `environ` for a process with a user's code, which may import from the current folder.
+
+    The variable that prevents this is removed if vapo has set it.
+    """
     return {k: v for k, v in environ.items() if (k, v) != (SAFE_PATH, _SET_BY_VAPO)}
 
 
 @contextmanager
 def safe_path_in_children() -> Iterator[None]:
-    """Keep the current folder out of the path of every Python process that the block starts."""
+    """Keep the current folder off the path of every Python process that is started in the block."""
     is_ours = SAFE_PATH not in os.environ
     os.environ.setdefault(SAFE_PATH, _SET_BY_VAPO)
     try:

@@ -27,13 +27,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Make this process a supervisor, and fork a child, which does the work.
+    """Fork a child that does the work, and make this process its supervisor.
 
-    The call returns in the child. The parent becomes the supervisor, in which it never returns.
+    The call returns only in the child. The supervisor waits, kills all descendants and exits.
 
     Args:
-        control: a file descriptor on which the supervisor waits; a byte or its end ends all.
-        channel: a file descriptor that only the child keeps, so that the trainer's end of it ends
+        control: a file descriptor on which the supervisor waits; a byte or its end ends everything.
+        channel: a file descriptor that only the child keeps, so that the trainer's end of it closes
             with the child.
     """
     wake_reader, wake_writer = os.pipe()
@@ -56,21 +56,23 @@ def fork_supervised(control: int, channel: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Let descendants of this process become its children when their own parent ends."""
+    """Let descendants of this process become its children when their own parent ends (Linux
+    only)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Let this process be killed when its parent, the process with this id, ends."""
+    """Let the kernel kill this process when its parent, the process with this id, ends (Linux
+    only)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
 def kill_with_group(process: int) -> None:
-    """Kill a descendant and all of its process group at once, so that none of them forks meanwhile.
+    """Kill a process and its whole process group at once, so that none of them forks meanwhile.
 
-    If it is in the group of this process, it alone is killed.
+    If it is in this process's own group, it alone is killed.
     """
     with suppress(ProcessLookupError, PermissionError):
         if (group := os.getpgid(process)) != os.getpgid(0):
@@ -80,7 +82,8 @@ def kill_with_group(process: int) -> None:
 
 
 def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
-    """Wait until the child ends or `ending` has a readable descriptor; kill all descendants; exit.
+    """Wait until the child ends or a descriptor in `ending` is readable; kill all descendants;
+    exit.
 
     The exit status is the child's, or 128 + the number of the signal that ended it. It is 0 if the
     child had not ended.
@@ -100,9 +103,9 @@ def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Reap processes that have ended, adopted ones included.
+    """Reap all children that have ended, adopted ones included; return the wait status of `child`.
 
-    Returns: the child's wait status, if it is one of them.
+    It is None if `child` is not among them.
     """
     status = None
     with suppress(ChildProcessError):
@@ -113,9 +116,10 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants(child: int) -> None:
-    """Kill this process's children until there are none, for `KILL_TIMEOUT_S` at most.
+    """Kill `child` and this process's other children until none is left, for `KILL_TIMEOUT_S` at
+    most.
 
-    The children of a killed child become this process's.
+    The children of a killed child become this process's, so all descendants are reached.
     """
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
@@ -132,8 +136,7 @@ def _kill_descendants(child: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Set an option of this process, on Linux only. If it is refused, processes that left the group
-    are not found."""
+    """Set an option of this process, on Linux only. A refusal is ignored."""
     if sys.platform == "linux":
         arguments = (ctypes.c_ulong(value), *(ctypes.c_ulong(0) for _ in range(3)))
         ctypes.CDLL(None).prctl(ctypes.c_int(option), *arguments)

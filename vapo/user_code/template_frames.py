@@ -1,4 +1,5 @@
-"""The protocol with the process that renders chat templates: its frames, and its bounds."""
+"""The protocol with the process that renders chat templates: frames, and limits of time and
+memory."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ _MAX_CHARS = 2**18
 
 
 def max_chars(frame: bytes) -> int:
-    """Return the most characters that the text rendered for a request may have: four times the
-    length of the request's frame, and some more."""
+    """Return the largest number of characters that the text rendered for a request frame may
+    have."""
     return _MAX_CHARS + 4 * len(frame)
 
 
 def write_frame(stream: IO[bytes], frame: bytes) -> None:
-    """Send a frame's length, then the frame.
+    """Write a frame's length, then the frame.
 
     Raises: OSError: the other side has ended.
     """
@@ -28,7 +29,8 @@ def write_frame(stream: IO[bytes], frame: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], max_length: int = 2**62) -> bytes | None:
-    """Read the next frame; None if the other side has ended or announces more than `max_length`."""
+    """Return the next frame, or None if the other side has ended or announces more than
+    `max_length` bytes."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -1,4 +1,4 @@
-"""The process that renders a model's chat template, which `chat_templates` starts.
+"""The process that renders a model's chat template. `chat_templates` starts it.
 
 A template is a program that comes with a model. Here it has little memory and little time, and if
 it takes too long only this process is lost. Its jinja environment is that of Transformers'
@@ -42,7 +42,8 @@ _OF_MACROS = ("caller", "varargs", "kwargs")
 
 
 class _Generation(Extension):
-    """Accepts `{% generation %}`, which marks an assistant's text and adds nothing to it."""
+    """A jinja extension that accepts `{% generation %}`, which marks an assistant's text and adds
+    nothing."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own way)
 
@@ -56,7 +57,7 @@ class _Generation(Extension):
 
 
 def template_environment() -> Environment:
-    """Make the environment in which Transformers compiles a chat template."""
+    """Make the jinja environment in which Transformers compiles chat templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -66,7 +67,7 @@ def template_environment() -> Environment:
 
 
 def variable_names(template: str) -> list[str]:
-    """Return the variables that a template takes from outside, in the order of the alphabet.
+    """Return the variables that a template reads from outside, in alphabetical order.
 
     Raises: TemplateError: the text is not a template.
     """
@@ -91,8 +92,11 @@ def _read_all(all_nodes: Iterable[nodes.Node], defined: set[str], reads: set[str
 
 
 def _read(node: nodes.Node, defined: set[str], reads: set[str]) -> None:
-    """Add the names that the node reads undefined to `reads`, and those that it certainly sets to
-    `defined`."""
+    """Update `reads` and `defined` for a template's node.
+
+    Names that it reads while not in `defined` are added to `reads`. Names that it sets in any case
+    are added to `defined`.
+    """
     if isinstance(node, nodes.Name):
         if node.ctx == "load" and node.name not in defined:
             reads.add(node.name)
@@ -143,7 +147,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write a value as JSON, without the escapes for HTML that jinja's own filter adds."""
+    """Return a value as JSON, without the escapes for HTML that jinja's own filter adds."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -162,7 +166,10 @@ def _now(format: str) -> str:
 
 
 class Renderer:
-    """Renders a chat template for requests in frames. SIGPROF kills a process that takes long."""
+    """Renders a chat template for requests, each of which is a frame of JSON.
+
+    The signal SIGPROF kills the process if a request takes too much processor time.
+    """
 
     def __init__(self) -> None:
         self._source = ""
@@ -198,8 +205,7 @@ class Renderer:
 
 
 def answer_frames() -> None:
-    """Serve as the process that renders chat templates: read requests from stdin and write the
-    answers to stdout, until stdin ends.
+    """Read requests from stdin, and write an answer to stdout for each, until stdin ends.
 
     The memory of this process is limited first. A request that only brings a template gets no
     answer.

@@ -1,7 +1,8 @@
-"""A user's function, named in the config as `package.module:function` or `folder/file.py:function`.
+"""Imports a user's function, which the config names as `package.module:function` or
+`folder/file.py:function`.
 
-A module is looked for on Python's own path, then in the folder that the config gives (that of the
-YAML file), then in the current folder. A file is looked for in the last two. The search itself
+A module is searched for on Python's own path, then in the folder that the config gives (where the
+YAML file is), then in the current folder. A file is searched for in the last two. The search itself
 imports nothing.
 """
 
@@ -38,14 +39,13 @@ _appended_folders: list[str] = []
 
 
 def import_function(path: str | None, *, key: str, folder: str | None = None) -> Callable[..., Any]:
-    """Import the function that the config's `key` names.
+    """Import the function at `path`, which is the value of the config's `key`.
 
     Args:
         folder: the config file's folder, which is searched before the current folder.
 
-    Raises:
-        UserError: the function is not found (the message says where it was looked for), cannot be
-            imported (with the error and line of the user's file), or is not a function.
+    Raises: UserError: the function is not found (the message says where it was looked for), cannot
+    be imported (with the error and line of the user's file), or is not a function.
     """
     where, _, name = (path or "").rpartition(":")
     if not where or not name:
@@ -78,14 +78,14 @@ def _handed_function(name: str, key: str) -> Callable[..., Any]:
 
 
 def python_path() -> list[str]:
-    """The folders of `sys.path`, without those that a search for a function has added."""
+    """Return the folders of `sys.path`, without those that `import_function` has added."""
     return [place or os.getcwd() for place in sys.path if place not in _appended_folders]
 
 
 def _folders(folder: str | None) -> list[str]:
-    """Return the config file's folder and the current one, without duplicates.
+    """Return the config file's folder and the current folder, without duplicates.
 
-    Both are appended to `sys.path`, so that later imports find them, too.
+    Both are appended to `sys.path`, so that later imports find their files, too.
     """
     folders = [os.path.abspath(f) for f in (folder, os.getcwd()) if f is not None]
     for path in folders:
@@ -121,7 +121,8 @@ def _import_module(name: str, label: str, folders: Sequence[str]) -> ModuleType:
 
 
 def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """Find a module. A folder without `__init__.py` counts only if nothing else has the name."""
+    """Return the spec of a top-level module, or None. A folder without `__init__.py` counts only if
+    nothing else has the name."""
     python_folders, specs = python_path(), list[ModuleSpec]()
     for finder in sys.meta_path:
         if finder is PathFinder:
@@ -134,7 +135,8 @@ def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _check_same(loaded: ModuleType, spec: ModuleSpec, label: str) -> None:
-    """Check that a loaded module is the file that was found: Python has one module for a name.
+    """Check that a loaded module comes from the file that was found, because Python has one module
+    per name.
 
     Raises: UserError: the loaded module is another file.
     """
@@ -161,7 +163,10 @@ def _load(spec: ModuleSpec) -> ModuleType:
 
 
 def _import_file(name: str, label: str, folders: Sequence[str]) -> ModuleType:
-    """Import a file under a module name that no other module has."""
+    """Import a file, under a module name that no other module has.
+
+    Raises: UserError: the file is missing or cannot be imported.
+    """
     places = list(dict.fromkeys(os.path.join(f, os.path.expanduser(name)) for f in folders))
     matching_path = next((Path(place) for place in places if os.path.isfile(place)), None)
     if matching_path is None:
@@ -193,15 +198,15 @@ def _not_found(top: str, folders: Sequence[str]) -> str:
 
 
 def _near(name: str, folders: Sequence[str]) -> str:
-    """A suggestion of a Python file with nearly the same name in one of the folders, or ""."""
+    """Return a hint at a Python file with a similar name in one of the folders, or ""."""
     files = {f.stem: str(f) for folder in folders for f in sorted(Path(folder).glob("*.py"))}
     return hint(name, files)
 
 
 def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
-    """Return `; did you mean TEXT?` with the text whose name is most like `name`.
+    """Return `; did you mean TEXT?` with the text whose name is most similar to `name`.
 
-    The result is empty if no name is alike.
+    It is empty if no name is similar.
     """
     nearest = nearest_name(name, texts_by_name)
     return f"; did you mean {texts_by_name[nearest]}?" if nearest else ""
@@ -232,7 +237,8 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """Describe an import's error, with the last line of the user's code that it passed through."""
+    """Return an import error's message, with the last line of the user's code that it passed
+    through."""
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # it has its file and line itself
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
@@ -246,7 +252,7 @@ def _raised_at(error: BaseException) -> str:
 
 
 def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **kwargs: Any) -> None:
-    """Check that a function takes these arguments, without calling it.
+    """Check that a function can be called with these arguments, without calling it.
 
     A built-in function that has no signature passes.
 
@@ -266,7 +272,8 @@ def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **k
 
 
 def raised_in(function: Callable[..., Any], error: Exception) -> str:
-    """Describe what a user's function raised, with the last line of its file that it came from."""
+    """Return a text on what a user's function raised, with the last line of its file that it passed
+    through."""
     frames = traceback.extract_tb(error.__traceback__)
     file = function.__code__.co_filename if isinstance(function, FunctionType) else None
     line = next((f.lineno for f in reversed(frames) if f.filename == file), None)

@@ -1,4 +1,5 @@
-"""The trainer's side of the processes that run a user's code.
+"""The trainer's side of the processes that run a user's code: starts them, asks them, reads
+answers.
 
 A host (`host`) imports the user's module and forks a process for each key. If processes may not
 share what the import has opened, each has a host of its own, which imports the module again after
@@ -6,9 +7,9 @@ the process was killed. The trainer has a socket to each process and waits on al
 so that a slow one delays no other. Every wait has a limit: for an answer, for room to send a
 question and for the end of a process.
 
-`multiprocessing` and pool libraries do not do: their children import the caller's `__main__` (slow
-with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of questions,
-and what the code itself started outlives it.
+`multiprocessing` and pool libraries are not suited: their children import the caller's `__main__`
+(slow with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of
+questions, and what the code itself started outlives it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ _REST_S = 1.0
 
 
 class Answer(NamedTuple):
-    """The fields of a process's answer, or its `failure`. `is_last` means that the process has been
-    ended."""
+    """The fields of an answer from the process of `key`, or its `failure`.
+
+    `is_last` means that the process has been ended.
+    """
 
     key: Any
     fields: dict[str, Any]
@@ -74,7 +77,7 @@ class _Process:
 
 
 class UserProcesses:
-    """Runs a user's code in processes, one for each key; the trainer puts questions to them.
+    """Runs a user's code in processes, each under a key, and sends questions to them.
 
     Each process answers its questions in their order. Only one thread at a time may use this.
 
@@ -120,7 +123,7 @@ class UserProcesses:
             host.wait_until_ready()
 
     def open(self, key: Any) -> None:
-        """Start the process of a key that has none.
+        """Start a process under a key that has none.
 
         Raises: UserError: the host has ended and does not start again.
         """
@@ -140,9 +143,10 @@ class UserProcesses:
         self._processes[key] = process
 
     def ask(self, key: Any, question: Any) -> bool:
-        """Send a question to a process, which may still have others to answer.
+        """Send a question to the process of a key, which may still have others to answer.
 
-        Returns: False if the question does not fit now, and must wait until the process answers.
+        Returns: whether it was sent. If not, it must wait until the process has answered another
+        one.
 
         Raises: OSError: the process has ended, or does not read its channel.
         """
@@ -164,18 +168,18 @@ class UserProcesses:
         return True
 
     def num_asked(self, key: Any) -> int:
-        """Return how many questions to the process of a key are still without an answer."""
+        """Return the number of questions to the process of a key that have no answer yet."""
         return len(self._processes[key].questions)
 
     def is_sound(self, key: Any) -> bool:
-        """Whether an idle process is sound: it has not ended and has sent nothing unasked."""
+        """Whether a process without questions has not ended and has sent nothing unasked."""
         process = self._processes[key]
         return not process.received and not process.channel.poll()
 
     def end(self, key: Any, order: Order = Order.END) -> None:
         """End the process of a key. A key without a process is ignored.
 
-        If it is killed and has a host of its own, the host is ended, too.
+        If the process is killed and has a host of its own, the host is ended, too.
         """
         process = self._processes.pop(key, None)
         if process is not None:
@@ -188,11 +192,11 @@ class UserProcesses:
         """Wait for the first answer of any process, and return all answers that have come by then.
 
         A process is killed if its answer does not come in time, if it dies, or if something else
-        comes through its channel. Then its question's answer has a `failure`.
+        comes through its channel. The answer to its question then has a `failure`.
 
         Args:
-            timeout_s: how long to wait for the first answer; with 0, or without open questions,
-                the call does not wait.
+            timeout_s: how long to wait for the first answer. With 0, or if no question is open, the
+                call does not wait.
         """
         deadline = time.monotonic() + timeout_s
         answers: list[Answer] = []
@@ -212,7 +216,10 @@ class UserProcesses:
         self._finalizer()
 
     def _received(self, process: _Process) -> list[Answer]:
-        """Read from a process's channel; return the answers that are complete."""
+        """Read from a process's channel; return its answers that are complete.
+
+        If it has ended or sent something else, it is killed and the last answer is a failure.
+        """
         try:
             received = os.read(process.channel.fileno(), _READ_BYTES)
         except OSError:
@@ -256,9 +263,8 @@ class UserProcesses:
 
 
 def _hang_up(process: _Process) -> None:
-    """Close a process's connection, also for every holder of a copy of its socket, so that the
-    process ends.
-    """
+    """Close a process's connection, also for processes that inherited a copy of its socket, so that
+    the process ends."""
     with suppress(OSError), socket.socket(fileno=os.dup(process.channel.fileno())) as channel:
         channel.shutdown(socket.SHUT_RDWR)
     process.channel.close()
