@@ -1,1 +1,2 @@
-"""Environments answer the policy's turns: a user's class, or one of the package verifiers."""
+"""Environments, which reply to the policy's turns: a user's class, or one of the package
+verifiers."""

@@ -1,9 +1,9 @@
-"""An OpenAI-compatible endpoint on this machine, whose model is the policy.
+"""An OpenAI-compatible endpoint on this machine, at which an environment calls the policy.
 
 An environment of another package calls its model over HTTP. Here each call waits until `answer`
-gets a text, which the trainer samples from the policy. Tool calls are
-read from the text as the chat templates of Qwen and Hermes write them:
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+gets a text, which the trainer samples from the policy. Tool calls are read from the text as the
+chat templates of Qwen and Hermes write them: `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`.
 
 Other users of the machine, and web pages, reach its port too: a call must have the endpoint's key.
 """
@@ -32,7 +32,7 @@ _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True)
 class ChatCall:
-    """What the environment asks the model: the whole conversation, and the tools it may use."""
+    """A call of the model by the environment: the whole conversation, and the tools it may use."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -41,11 +41,11 @@ class ChatCall:
 
 
 class _RefusedCall(Exception):
-    """A refused request. Its arguments are the HTTP status and the reason."""
+    """Raised for a request that is refused. Its arguments are the HTTP status and the reason."""
 
 
 class ChatEndpoint:
-    """Serves an environment's calls of its model over HTTP; one may be open at a time.
+    """An HTTP server that hands an environment's calls of its model to the trainer, one at a time.
 
     A call must have `api_key` as its bearer token. A refused request changes nothing.
 
@@ -67,7 +67,7 @@ class ChatEndpoint:
                 endpoint._serve(self)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Print nothing: the process's output belongs to the environment."""
+                """Print nothing, because the process's output belongs to the environment."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -77,7 +77,7 @@ class ChatEndpoint:
         threading.Thread(target=serve, args=(_POLL_S,), daemon=True).start()
 
     def answer(self, text: str) -> None:
-        """Give the open call the text that the model wrote."""
+        """Answer the open call with the text that the model wrote."""
         self._answers.put(text)
 
     def close(self) -> None:
@@ -108,7 +108,10 @@ class ChatEndpoint:
             _send(handler, 200, _JSON, answer)
 
     def _body(self, handler: BaseHTTPRequestHandler) -> dict[str, Any]:
-        """Read and check a call's body. Raises: _RefusedCall: it is not the environment's call."""
+        """Return a request's body, after checking key, headers and form.
+
+        Raises: _RefusedCall: it is not a call of this process's environment.
+        """
         headers = handler.headers
         if "Origin" in headers or headers.get("Host") != self._host:
             raise _RefusedCall(403, "for the environment of this process alone")
@@ -134,7 +137,8 @@ class ChatEndpoint:
 
 
 def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
-    """Turn a text into the model's message with its tool calls; incomplete calls stay text.
+    """Return a model's text as a chat message, with its tool calls parsed. Malformed calls stay
+    text.
 
     >>> assistant_message('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>',
     ...                   has_tools=True)["tool_calls"][0]["function"]
@@ -196,7 +200,7 @@ def _send(handler: BaseHTTPRequestHandler, status: int, kind: str, text: str) ->
 
 
 def observation_text(messages: Sequence[dict[str, Any]]) -> str:
-    """Return messages as one text, with tools' results between `<tool_response>` tags."""
+    """Return messages as one text for the policy, with tools' results in `<tool_response>` tags."""
     texts = []
     for message in messages:
         content = message.get("content") or ""

@@ -1,4 +1,4 @@
-"""The interface of environments, which answer the turns of many episodes without blocking.
+"""The interface of environments, which reply to the turns of many episodes without blocking.
 
 A verifier is an environment of one turn. Its first observation is empty, and its reply to the
 response is a verdict, which ends the episode.
@@ -20,8 +20,8 @@ EpisodeKey = tuple[int, ...]
 class Verdict:
     """A verifier's judgement of one response, and the response's reward.
 
-    `reward` is the configured value (shaping is added later, see `rewards.overlong`); the other
-    fields are those of the rollout.
+    `reward` is the configured value (shaping is added later, see `rewards.overlong`). The other
+    fields are as in `Rollout`.
     """
 
     is_correct: bool
@@ -31,7 +31,7 @@ class Verdict:
     by_verifier: Mapping[str, VerifierVerdict] = field(default_factory=dict)
 
     def on(self, rollout: Rollout) -> Rollout:
-        """Return the response with this verdict. The reward is put on its one turn."""
+        """Return the rollout with this verdict. The reward is set on its only turn."""
         (turn,) = rollout.turns
         return replace(
             rollout,
@@ -45,12 +45,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to one `reset` or `step`.
+    """An environment's reply to one `reset` or `step` of an episode.
 
-    `observation` None: the episode has ended. `failure` names why there is no answer (timeout,
-    crash, garbled, error: ...): the episode has ended there, and what it would have earned is not
-    known. `verdict` is a verifier's, which may itself have failed: then the response counts as
-    incorrect.
+    If `observation` is None, the episode has ended. `failure` names why there is no answer
+    (timeout, crash, garbled, error: ...): the episode has then ended, and its return is not known.
+    `verdict` is a verifier's, which may itself have failed; the response then counts as incorrect.
     """
 
     key: EpisodeKey
@@ -61,36 +60,37 @@ class Reply:
 
 
 class Environments(Protocol):
-    """Answers the turns of episodes, each of which waits for no other.
+    """The interface of environments: many episodes at once, none of which waits for another.
 
-    An episode has one open question at a time. No method raises for what an environment does wrong:
-    that becomes a `Reply` with a `failure`.
+    `reset` and `step` ask an episode, which has one open question at a time; `poll` returns the
+    replies. No method raises for what an environment does wrong: that becomes a `Reply` with a
+    `failure`.
     """
 
     def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
-        """Begin an episode on a row of the data."""
+        """Begin an episode for a prompt, which is a row of the data."""
 
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
-        """Give the episode what the policy wrote in its turn.
+        """Send an episode the text that the policy wrote in its turn.
 
         Args:
-            has_ended: whether the policy ended the turn. A turn that was cut off is given only to
+            has_ended: whether the policy ended the turn. A turn that was cut off is sent only to
                 environments that give verdicts (`gives_verdicts`).
         """
 
     def end(self, key: EpisodeKey) -> None:
-        """End an episode. Episodes that have ended or are not known are ignored."""
+        """End an episode. One that has ended or is not known is ignored."""
 
     def poll(self, timeout_s: float) -> list[Reply]:
         """Return the replies that have come. Wait at most `timeout_s` for the first."""
 
     @property
     def gives_verdicts(self) -> bool:
-        """Whether an episode is one turn, and the reply to it a verdict."""
+        """Whether each episode has one turn, and the reply to it is a verdict."""
 
     @property
     def capacity(self) -> int:
-        """How many episodes may be open at a time."""
+        """The largest number of episodes that may be open at a time."""
 
     def close(self) -> None:
-        """End everything that was started; a second call does nothing."""
+        """End all processes that were started. A second call does nothing."""

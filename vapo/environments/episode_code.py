@@ -1,4 +1,4 @@
-"""The code of environments, which a host imports and each episode's process runs."""
+"""The code of an environment: imported in a host process, and run in one process per episode."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ def user_class(
     folder: str | None = None,
     class_bytes: bytes | None = None,
 ) -> MakeEpisode:
-    """Import a user's class (`function_of`). Return a function that makes one episode's object.
+    """Import a user's environment class (`function_of`), and return a function that makes an
+    instance.
+
+    Each episode has an instance of its own.
 
     Raises: UserError: the class cannot be imported, lacks a method, or does not take
-        `environment.args`.
+    `environment.args`.
     """
     class_ = function_of(path, class_bytes, key=KEY, folder=folder)
     for name, argument in _METHODS.items() if isinstance(class_, type) else ():
@@ -51,7 +54,11 @@ MAX_OBSERVATION_CHARS = 2**18
 
 
 class UserEpisode(Protocol):
-    """An environment in one episode: an object of a user or an adapter. It may have `close()`."""
+    """The interface of an environment's object for one episode. It may also have `close()`.
+
+    `reset` returns the first observation; `step` returns the next one, or None at the end, and a
+    reward.
+    """
 
     def reset(self, row: dict[str, Any]) -> str | None: ...
 
@@ -64,10 +71,10 @@ MakeEpisode = Callable[[], UserEpisode]
 class EpisodeAnswers:
     """Answers the questions of one episode: `("reset", row)`, then each `("step", text)`.
 
-    See `Answering`.
+    It is the `Answering` of the episode's process.
 
     Args:
-        make: makes the environment's object for this episode, at `reset`.
+        make: makes the environment's object for this episode. It is called at `reset`.
     """
 
     def __init__(self, make: MakeEpisode) -> None:
@@ -84,7 +91,7 @@ class EpisodeAnswers:
         return _checked((self._episode.reset(argument) or "", 0.0))
 
     def close(self) -> None:
-        """Call the environment's own `close()`."""
+        """Call the environment object's own `close()`, if it has one."""
         if callable(close := getattr(self._episode, "close", None)):
             close()
 
@@ -92,7 +99,7 @@ class EpisodeAnswers:
 def _seed(seed: int) -> None:
     """Seed the random generators of Python, and of numpy if it is loaded.
 
-    Without this every forked process would begin with the state of its host.
+    Otherwise every forked process would begin with its host's state.
     """
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -100,7 +107,8 @@ def _seed(seed: int) -> None:
 
 
 def _checked(answer: Any) -> dict[str, Any]:
-    """Return the fields of an answer `(observation, reward)`, or the failure that it is."""
+    """Return the fields of an answer `(observation, reward)`, or a `failure` if it has another
+    form."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         problem: str | None = (
             "step(text) must return (observation or None, reward), it returned "
@@ -127,7 +135,8 @@ def _checked(answer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeCode(UserCode):
-    """The code of an environment for a host process: a user's class, or the package verifiers'."""
+    """What a host process needs to run an environment: a user's class, or one of the package
+    verifiers."""
 
     kind: str
     name: str
@@ -143,7 +152,8 @@ class EpisodeCode(UserCode):
         return f"environment {self.name}"
 
     def imported(self) -> Callable[[], EpisodeAnswers]:
-        """See `UserCode.imported`; each process is one episode."""
+        """Import the environment; return a function that makes the `EpisodeAnswers` of one
+        process."""
         if self.kind == "function":
             make = user_class(
                 self.name, self.args, folder=self.function_folder, class_bytes=self.function_bytes
@@ -157,7 +167,8 @@ class EpisodeCode(UserCode):
         return functools.partial(EpisodeAnswers, make)
 
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """See `UserCode.checked`: `observation` and `reward` of a `Reply`."""
+        """Return an answer's `observation` and `reward`, or None if they are not valid (see
+        `UserCode.checked`)."""
         observation, reward = fields.get("observation"), reward_of(fields.get("reward"))
         if set(fields) != {"observation", "reward"} or reward is None:
             return None

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, one for each open episode."""
+"""Runs environments in processes, one for each open episode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vapo.user_code.user_processes import UserProcesses
 
 
 def data_row(prompt: Prompt) -> dict[str, Any]:
-    """Return the row that an environment gets for a prompt: its columns, and a seed.
+    """Return the row that an environment's `reset` gets for a prompt: its columns, and a seed.
 
     The row is the same for every episode of the prompt, in training and evaluation of every run.
     """
@@ -34,16 +34,16 @@ def data_row(prompt: Prompt) -> dict[str, Any]:
 
 
 class ProcessEnvironments:
-    """The `Environments` of one trainer process, with a process for each open episode.
+    """Implements `Environments` with a process for each open episode.
 
     One thread at a time may use it.
 
     Args:
-        capacity: episodes that may be open at a time.
-        timeout_s: time limit of one reset or step.
-        output: file descriptor to which the environments print; None: it is discarded.
+        capacity: the largest number of open episodes.
+        timeout_s: the time limit of one reset or step.
+        output: the file descriptor to which the environments print; None: it is discarded.
 
-    Raises: UserError: what the code names cannot be imported or called.
+    Raises: UserError: the class or environment that `code` names cannot be imported or called.
     """
 
     gives_verdicts = False
@@ -62,15 +62,15 @@ class ProcessEnvironments:
         self.processes.wait_until_ready()
 
     def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
-        """See `Environments.reset`. Raises: as `begin`."""
+        """Begin an episode for a prompt (see `Environments.reset`). Raises: what `begin` raises."""
         self.begin(key, data_row(prompt))
 
     def begin(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
-        """Begin an episode on a row, which the environment gets.
+        """Begin an episode on a row, which is passed to the environment's `reset`.
 
         Raises:
             ValueError: the key is in use, or `capacity` episodes are open.
-            UserError: the host has ended and does not start again.
+            UserError: the host process has ended and does not start again.
         """
         if key in self.processes or len(self.processes) >= self.capacity:
             raise ValueError(f"episode {key} cannot begin: {len(self.processes)} are open")
@@ -78,7 +78,7 @@ class ProcessEnvironments:
         self._send_question(key, "reset", dict(row))
 
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
-        """Give the episode what the policy wrote in its turn.
+        """Send an episode the text that the policy wrote in its turn.
 
         Raises: ValueError: the episode is not open, or has not answered the last question.
         """
@@ -98,7 +98,8 @@ class ProcessEnvironments:
         self.processes.end(key)
 
     def poll(self, timeout_s: float) -> list[Reply]:
-        """See `Environments.poll`. Return at once if no question is open."""
+        """Return the replies that have come (see `Environments.poll`). Do not wait if no question
+        is open."""
         replies, self._failed = self._failed, []
         for answer in self.processes.poll(0.0 if replies else timeout_s):
             reply = Reply(answer.key, **answer.fields)
@@ -115,12 +116,11 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
     """Start the environments that the config names.
 
     Args:
-        output: file descriptor to which environments print, with the tracebacks of what they
+        output: the file descriptor to which environments print, with the tracebacks of what they
             raise; None: it is discarded.
 
-    Raises:
-        UserError: the class cannot be imported, lacks a method, or cannot be called with
-            `environment.args`; the environment of the package verifiers cannot be loaded.
+    Raises: UserError: the class cannot be imported, lacks a method, or cannot be called with
+    `environment.args`; or the environment of the package verifiers cannot be loaded.
     """
     block = config.environment
     assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"

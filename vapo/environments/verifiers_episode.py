@@ -1,8 +1,8 @@
-"""An episode in an environment of the package verifiers, with the methods `reset` and `step`.
+"""Runs an episode of an environment of the package verifiers, with the methods `reset` and `step`.
 
 The environment drives its rollout itself, in a thread, and calls its model over HTTP. Each call
 becomes an observation: the messages that were added since the policy's last turn. The next `step`
-gives the call its answer. When the rollout has ended, its reward is that of the last step.
+answers the call. When the rollout has ended, its reward is the last step's.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class VerifiersEpisode:
         self._session = ""
 
     def reset(self, row: dict[str, Any]) -> str:
-        """Begin the rollout of the row's task. Return what its first call adds to the prompt.
+        """Begin the rollout of the row's task; return the text that its first call adds to the
+        prompt.
 
-        Raises:
-            ValueError: the row is of no task of the environment, or the rollout begins with other
-                messages than the task's.
+        Raises: ValueError: the row is not of a task of the environment, or the rollout begins with
+        other messages than the task's.
         """
         data = row.get(TASK)
         if not isinstance(data, dict):
@@ -70,7 +70,10 @@ class VerifiersEpisode:
         return "\n\n".join(filter(None, [tools_text(tools), self._added(call)]))
 
     def step(self, text: str) -> tuple[str | None, float]:
-        """Answer the open call. Return what the next call adds, or at the end the reward."""
+        """Answer the open call of the model with the policy's text.
+
+        Returns: the text that the next call adds and 0; at the rollout's end None and the reward.
+        """
         self._seen_messages.append({"role": "assistant"})
         self._endpoint.answer(text)
         call = self._next_call()
@@ -84,14 +87,15 @@ class VerifiersEpisode:
         return self._added(call), 0.0
 
     def close(self) -> None:
-        """Cancel the rollout, so that it ends what it has started."""
+        """Cancel the rollout, so that it ends everything it has started, and close the endpoint."""
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join(_CANCEL_TIMEOUT_S)
         self._endpoint.close()
 
     def _next_call(self) -> ChatCall | None:
-        """Wait for the rollout's next call of the model; None once the rollout has ended.
+        """Wait for the rollout's next call of the model; return it, or None once the rollout has
+        ended.
 
         Raises: what the rollout raised.
         """
@@ -104,7 +108,10 @@ class VerifiersEpisode:
         return event
 
     def _added(self, call: ChatCall) -> str:
-        """Return the text of a call's messages that the policy has neither seen nor written."""
+        """Return the text of a call's messages that the policy has neither seen nor written.
+
+        Raises: ValueError: a message that the policy has seen was changed.
+        """
         earlier_messages = call.messages[: len(self._seen_messages)]
         if list(map(_wire, earlier_messages)) != list(map(_wire, self._seen_messages)):
             raise ValueError(
@@ -115,7 +122,8 @@ class VerifiersEpisode:
         return observation_text(call.messages[len(earlier_messages) :])
 
     def _run(self, task: Any) -> None:
-        """Run the rollout in its thread. The last event is its reward, or what it raised."""
+        """Run the rollout in its thread, and put its reward, or what it raised, into the queue of
+        events."""
         asyncio.set_event_loop(self._loop)
         try:
             self._events.put(self._loop.run_until_complete(self._rollout(task)))
@@ -141,6 +149,7 @@ class VerifiersEpisode:
 
 
 def _wire(message: dict[str, Any]) -> tuple[str, Any]:
-    """Return what must not change in a message: nothing but the role in the policy's own."""
+    """Return what must stay equal in a message: its role and, unless the policy wrote it, its
+    text."""
     role = message["role"]
     return role, None if role == "assistant" else observation_text([message])

@@ -1,8 +1,8 @@
-"""The agent's program in environments of the package verifiers: a chat that may call tools.
+"""The agent's program for environments of the package verifiers: a chat that may call tools.
 
 The package's own programs are scripts that uv prepares, over the network, in a process of their
 own. This one makes the same calls in the episode's process: to the model through the package's
-interception endpoint, to the tools through their MCP servers. It runs no code of the model's.
+interception endpoint, to the tools through their MCP servers. It runs no code that the model wrote.
 Imported only where the package is installed.
 """
 
@@ -28,7 +28,8 @@ class ChatHarnessConfig(vf.HarnessConfig):
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """An agent's program: it calls the model, and the tools that the model asks for.
+    """An agent's program for the package verifiers: it calls the model, and the tools that the
+    model asks for.
 
     It ends with the model's first answer that calls no tool.
     """
@@ -67,7 +68,10 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 async def _talk(
     client: Any, model: str, messages: list[Any], tools: list[Any], dispatch: Any, servers: Any
 ) -> None:
-    """Run the tool calls of the model's answers, until it answers without a call."""
+    """Call the model and run the tools that it asks for, until it answers without a tool call.
+
+    All messages are appended to `messages`.
+    """
     offered = {"tools": tools} if tools else {}
     while True:
         completion = await client.chat.completions.create(model=model, messages=messages, **offered)
@@ -81,7 +85,7 @@ async def _talk(
 
 
 def opening(system_prompt: str | None, prompt: Any) -> list[dict[str, Any]]:
-    """Return the messages with which a conversation begins, as an endpoint takes them."""
+    """Return the messages with which a conversation begins, in the form of OpenAI's chat API."""
     messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
     if isinstance(prompt, str):
         return [*messages, {"role": "user", "content": prompt}]
@@ -89,7 +93,7 @@ def opening(system_prompt: str | None, prompt: Any) -> list[dict[str, Any]]:
 
 
 async def _result(servers: Any, dispatch: dict[str, Any], function: Any) -> Any:
-    """Call a tool. Return its result, or why there is none, for the model to read."""
+    """Call a tool; return its result, or an error text for the model to read."""
     try:
         arguments = json.loads(function.arguments or "{}")
     except json.JSONDecodeError as error:

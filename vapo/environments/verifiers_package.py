@@ -1,7 +1,8 @@
-"""Environments of the package verifiers: loading one, its tasks and its tools.
+"""Loads environments of the package verifiers, and their tasks and tools.
 
-An environment is named by the id of its taskset, as the package's own commands take it. What else
-its config has (`--env.NAME` there) comes from `args`. The package is imported when it is used.
+An environment is named by the id of its taskset, as the package's own commands name it. Everything
+else in its config (`--env.NAME` there) comes from `args`. The package is imported only when it is
+used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ TOOLS = "verifiers_tools"
 
 
 def check_verifiers_installed(key: str) -> None:
-    """Raises: UserError: the package is missing, or another version than is supported."""
+    """Check that a supported version of the package verifiers is installed.
+
+    Raises: UserError: it is missing or has another version; it names the config's `key`.
+    """
     try:
         installed = version("verifiers")
     except PackageNotFoundError:
@@ -40,10 +44,10 @@ def check_verifiers_installed(key: str) -> None:
 
 
 def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any:
-    """Load an environment of the package.
+    """Load and return an environment of the package.
 
-    An agent's program is the chat of `verifiers_harness`, which runs on this machine, unless the
-    environment or `args` says otherwise.
+    The agent's program is the chat of `verifiers_harness`, which runs on this machine, unless the
+    environment or `args` chooses another.
 
     Raises: UserError: it is not installed, or does not take `args`.
     """
@@ -83,25 +87,27 @@ def _config_data(identity: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
-    """Make the task with this data, as the package's own server makes it.
+    """Make the environment's task with this data, as the package's own server does.
 
-    Raises: pydantic.ValidationError: it is not the data of a task of this environment.
+    Raises: pydantic.ValidationError: the data is not of a task of this environment.
     """
     task = type(environment.taskset).task_type()
     return task(task.data_type().model_validate(data), environment.config.taskset.task)
 
 
 def opening_messages(task: Any) -> list[dict[str, Any]]:
-    """Return the messages with which a task's conversation begins, without the tools."""
+    """Return the messages with which a task's conversation begins, without a description of
+    tools."""
     from vapo.environments.verifiers_harness import opening
 
     return opening(task.data.system_prompt, task.data.prompt)
 
 
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
-    """Return the tools that the environment's classes declare, as a chat call offers them.
+    """Return the schemas of the tools that the environment declares, in the form of OpenAI's chat
+    API.
 
-    The tools of a remote server are not among them: they are known once a client connects to it.
+    Tools of a remote server are left out, because they are known only once a client connects to it.
     """
     taskset = environment.taskset
     servers = [
@@ -130,7 +136,8 @@ async def _schemas(servers: list[Any]) -> list[dict[str, Any]]:
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """Describe tools to a policy, as the chat templates of Qwen and Hermes do; '' without tools."""
+    """Return a description of tools for a policy, as chat templates of Qwen and Hermes write it; ''
+    if none."""
     if not tools:
         return ""
     listed = "\n".join(json.dumps(tool) for tool in tools)
