@@ -1,1 +1,1 @@
-"""Files that are whole or missing, and rows of data that are read with limits."""
+"""Writes files that are never half written, and reads rows of data with limits on their size."""

@@ -10,12 +10,13 @@ from vapo.errors import UserError
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Return those of the folder and its parents that do not exist, innermost first."""
+    """Return the folder and its parents that do not exist, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder with its missing parents; return those that were made, innermost first."""
+    """Make a folder with its missing parents; return the folders that were made, innermost
+    first."""
     missing = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return missing
@@ -25,12 +26,13 @@ def make_folders(folder: Path) -> list[Path]:
 def taken_back_if_refused(
     new_folders: Sequence[Path], first_files: Collection[str] = ()
 ) -> Iterator[None]:
-    """Remove folders that this process made, if a `UserError` ends the block without any work.
+    """Remove folders that this process made, if a `UserError` ends the block before any work is
+    saved.
 
     Args:
-        new_folders: these folders, innermost first. The outer ones are removed only if they are
+        new_folders: the folders, innermost first. The outer ones are removed only if they are
             empty.
-        first_files: names of files that the command writes into the first folder before it works.
+        first_files: names of files in the innermost folder that count as no work.
     """
     try:
         yield
@@ -56,7 +58,7 @@ def _holds_no_work(entry: Path, first_files: Collection[str]) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or an empty folder. A folder into which another process put something stays."""
+    """Remove a file or an empty folder. A folder that is not empty stays."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()

@@ -1,6 +1,6 @@
-"""Reads Parquet files with a limit on the bytes they unpack to: none may fill the memory.
+"""Reads Parquet files with a limit on the bytes they unpack to, so that none fills the memory.
 
-A value that is written once may stand in a million rows, so a file's size says little. Columns of
+A value that is written once may be in a million rows, so a file's size says little. Columns of
 possibly long texts are read as they are stored, as indices into a dictionary. They become texts a
 few rows at a time, once the size of these rows is known.
 """
@@ -34,14 +34,14 @@ _VALUE_BYTES, _ITEM_BYTES = 32, 8  # of a column's value and of a list's item, w
 
 
 def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Parquet file as Python's values.
+    """Yield the rows of a Parquet file as dicts of Python values.
 
     Args:
-        own_digits: whether numbers of float16 and float32 get the fewest digits that stand for
-            them: 0.1 and not 0.10000000149011612. It takes time, and arithmetic does not need it.
+        own_digits: whether numbers of float16 and float32 get the fewest digits that identify them:
+            0.1 and not 0.10000000149011612. It takes time, and arithmetic does not need it.
 
-    Raises: UserError: the file cannot be read, has two columns of one name, or its rows hold too
-        much.
+    Raises: UserError: the file cannot be read, has two columns of one name, or its rows are too
+    large.
     """
     with opened(path) as file:
         for batch in checked_batches(file, path):
@@ -49,7 +49,8 @@ def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, A
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return the rows of a batch; float16 and float32 get the fewest digits that stand for them."""
+    """Return the rows of a batch as dicts. Numbers of float16 and float32 get the fewest digits
+    that identify them."""
     rows: list[dict[str, Any]] = batch.to_pylist()
     for name, shortened in narrow_columns(batch.schema).items():
         for row in rows:
@@ -58,9 +59,9 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def read_whole(path: Path) -> pa.Table:
-    """Read all rows of a Parquet file as a table.
+    """Return all rows of a Parquet file as a table.
 
-    Raises: UserError: as `parquet_rows`.
+    Raises: UserError: what `parquet_rows` raises.
     """
     import pyarrow as pa
 
@@ -70,7 +71,7 @@ def read_whole(path: Path) -> pa.Table:
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the names of a Parquet file's columns, without reading rows.
+    """Return the names of a Parquet file's columns. No rows are read.
 
     Raises: UserError: the file cannot be read.
     """
@@ -80,9 +81,10 @@ def column_names(path: Path) -> list[str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file in the block, for `checked_batches`.
+    """Open a Parquet file in the block. Text columns are read as dictionary indices, unless they
+    are short.
 
-    Raises: UserError: it cannot be read, or has columns that rows of Python cannot have.
+    Raises: UserError: it cannot be read, or has columns that dicts of Python values cannot have.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -114,10 +116,11 @@ def _texts(file: parquet.ParquetFile) -> list[str]:
 
 
 def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
-    """Return those of the columns `texts` that can be read directly, in a fraction of the time.
+    """Return those of the columns `texts` whose texts are so short that they can be read directly,
+    which is faster.
 
     They have one text in each row, and the rows that are read at a time cannot be too large,
-    whichever entries of the dictionaries they have. A dictionary is complete with the first row.
+    whichever entries of the dictionaries they have. (A dictionary is complete with the first row.)
     """
     import pyarrow.compute as compute
 
@@ -139,7 +142,7 @@ def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
 
 
 def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
-    """Yield the metadata of each column in each row group. No rows are read for it."""
+    """Yield the metadata of each column in each row group. No rows are read."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
@@ -147,9 +150,11 @@ def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
 def checked_batches(
     file: parquet.ParquetFile, path: Path, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in small batches, with texts instead of dictionary indices.
+    """Yield the rows of a Parquet file in small batches, with texts in place of dictionary indices.
 
-    Raises: UserError: the rows hold too much.
+    If `columns` is None, all columns are read.
+
+    Raises: UserError: a row or the whole file unpacks to too many bytes.
     """
     max_bytes = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
     if _least_bytes(file) > max_bytes:
@@ -170,7 +175,7 @@ def checked_batches(
 def _parts_of(
     file: parquet.ParquetFile, columns: Sequence[str] | None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield a file's rows in batches small enough to be unpacked, each with its number of bytes.
+    """Yield a file's rows in batches small enough to unpack, each with the bytes it unpacks to.
 
     A batch never spans two row groups, because their dictionaries differ.
     """
@@ -190,7 +195,7 @@ def _too_large(path: Path, max_bytes: int) -> UserError:
 
 
 def _least_bytes(file: parquet.ParquetFile) -> int:
-    """A lower bound on the bytes of all values, from the metadata at the file's end."""
+    """Return a lower bound on the bytes of all values, from the metadata at the file's end."""
     chunks = _column_chunks(file)
     return sum(
         max(chunk.total_uncompressed_size, _ITEM_BYTES * chunk.num_values) for chunk in chunks
@@ -198,8 +203,10 @@ def _least_bytes(file: parquet.ParquetFile) -> int:
 
 
 def _repeated_bytes(file: parquet.ParquetFile) -> int:
-    """A bound on the bytes that a row may repeat from earlier texts, in columns that store only
-    differences between texts."""
+    """Return an upper bound on the bytes that one row may repeat from earlier texts.
+
+    Only columns that store differences between texts (DELTA_BYTE_ARRAY) repeat them.
+    """
     return sum(
         chunk.total_uncompressed_size
         for chunk in _column_chunks(file)
@@ -208,9 +215,9 @@ def _repeated_bytes(file: parquet.ParquetFile) -> int:
 
 
 def _check_columns(schema: Any, path: Path) -> None:
-    """Check that rows of Python can have the file's columns.
+    """Check that rows as dicts of Python values can have the file's columns.
 
-    Of two columns with one name a row would have either, by chance. A type that is laid over texts
+    If two columns have one name, a dict would have either, by chance. An extension type over texts
     hides how large they are.
 
     Raises: UserError: two columns have one name, or a column has such a type.
@@ -229,7 +236,7 @@ def _check_columns(schema: Any, path: Path) -> None:
 
 
 def _is_fixed(kind: pa.DataType) -> bool:
-    """Whether every value of the type takes the same number of bytes."""
+    """Whether every value of an Arrow type takes the same number of bytes."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(kind):
@@ -245,9 +252,10 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the batch, or parts of it that are small enough to be unpacked, each with its bytes.
+    """Yield the batch, or parts of it that are small enough to unpack, each with the bytes it
+    unpacks to.
 
-    A single row is not divided, however large it is.
+    A single row is never divided.
     """
     size = sum(map(_unpacked_bytes, batch.columns))
     if size <= _AT_ONCE or batch.num_rows == 1:
@@ -259,7 +267,10 @@ def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 
 def _unpacked_bytes(values: pa.Array, each: int = _VALUE_BYTES) -> int:
-    """About how many bytes the values take in Python. A text counts as often as rows have it."""
+    """Return about how many bytes the values take as Python objects. A text counts once per row.
+
+    `each` is the size of a value without its text.
+    """
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -304,7 +315,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The same type, with each dictionary replaced by the type of its values."""
+    """Return an Arrow type with each dictionary type in it replaced by the type of its values."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -321,8 +332,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def narrow_columns(schema: pa.Schema) -> dict[str, Callable[[Any], Any]]:
-    """Map each column with numbers narrower than Python's to a function that shortens its values to
-    the fewest digits."""
+    """Return, for each column with float16 or float32 numbers, a function that gives its values the
+    fewest digits."""
     columns = {field.name: _narrowing(field.type) for field in schema}
     return {name: shortened for name, shortened in columns.items() if shortened is not None}
 

@@ -1,4 +1,4 @@
-"""Values of data rows: converts them to text or to JSON's types, and refuses unusable ones.
+"""Converts values of data rows to text or to JSON's types, and refuses values that cannot be used.
 
 A row is pickled for the processes of verifiers and environments, written as JSON beside rollouts,
 and its texts are written as UTF-8. A value that one of these refuses is refused when it is read.
@@ -44,16 +44,17 @@ _DIGITS = {"bfloat16": range(2, 5), "float16": range(3, 6), "float32": range(6, 
 
 
 class RefusedValue(ValueError):
-    """A row cannot have a value. The message is the reason, without the place."""
+    """Raised for a value that a row cannot have. The message is the reason, without the row's
+    place."""
 
 
 # ---- numbers as text ----------------------------------------------------------------------------
 
 
 def number_text(number: float | Decimal) -> str:
-    """Write a number in positional notation: `0.00005`, never `5e-05`.
+    """Return a number in positional notation: `0.00005`, never `5e-05`.
 
-    A float gets the fewest digits that stand for it, and no point if it is whole. A decimal number
+    A float gets the fewest digits that identify it, and no point if it is whole. A decimal number
     keeps the digits that it was written with. Infinity and NaN are as Python writes them.
 
     Raises: RefusedValue: the text would have thousands of digits.
@@ -78,9 +79,9 @@ def number_text(number: float | Decimal) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Write a number by `number_text`, and any other value by `str`.
+    """Return a value as text: a number by `number_text`, any other value by `str`.
 
-    Raises: RefusedValue: as `number_text`.
+    Raises: RefusedValue: what `number_text` raises.
 
     >>> value_text(5e-05), value_text(True), value_text("a")
     ('0.00005', 'True', 'a')
@@ -90,10 +91,10 @@ def value_text(value: Any) -> str:
 
 
 def shortest_float(number: float, width: str) -> float:
-    """Return the number with the fewest digits that equals `number` in its dtype.
+    """Return the float with the fewest digits that rounds to `number` in a narrower dtype.
 
     Args:
-        width: the dtype that the number was stored in: float16, bfloat16 or float32.
+        width: the dtype in which the number was stored: float16, bfloat16 or float32.
 
     >>> shortest_float(0.10000000149011612, "float32"), shortest_float(0.300048828125, "float16")
     (0.1, 0.3)
@@ -111,14 +112,16 @@ def shortest_float(number: float, width: str) -> float:
 
 
 def _bfloat16(number: float) -> float:
-    """Round to bfloat16, the upper half of a float32. Ties go to the even neighbour."""
+    """Return a number rounded to bfloat16, the upper half of a float32. Ties go to the even
+    neighbour."""
     (bits,) = struct.unpack("I", struct.pack("f", number))
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
     return float(struct.unpack("f", struct.pack("I", bits & 0xFFFFFFFF))[0])
 
 
 def shortest_floats(values: Any, width: str) -> Any:
-    """Apply `shortest_float` to a number, or to nested lists of numbers. None stays None."""
+    """Apply `shortest_float` to a number, or to each in nested lists. Other values stay as they
+    are."""
     if isinstance(values, list):
         return [shortest_floats(item, width) for item in values]
     return shortest_float(values, width) if isinstance(values, float) else values
@@ -129,6 +132,8 @@ def shortest_floats(values: Any, width: str) -> Any:
 
 def check_carried(value: Any, levels: int = MOST_LEVELS) -> None:
     """Check that a value can be pickled, and written as UTF-8 and JSON, as later stages do.
+
+    `levels` is how deep it may still be nested.
 
     Raises: RefusedValue: it cannot.
     """
@@ -175,7 +180,7 @@ def _check_levels(levels: int) -> None:
 
 
 def row_text(record: Mapping[str, Any]) -> str:
-    """Write a row as one line of JSON. A value of a type that JSON lacks becomes a text."""
+    """Return a row as one line of JSON. A value of a type that JSON lacks becomes a text."""
     try:
         return json.dumps(dict(record), default=value_text)
     except TypeError:  # a key is not a text
@@ -189,9 +194,11 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def check_names(names: Iterable[object], place: object) -> None:
-    """Check that no two columns have the same name, since a row would have either by chance.
+    """Check that no two columns have the same name, since a dict would have either by chance.
 
-    Raises: UserError: two have; names the column.
+    `place` is the file or source, for the message.
+
+    Raises: UserError: two have; it names the column.
     """
     for name, num in Counter(names).items():
         if num > 1:
@@ -202,10 +209,10 @@ def check_names(names: Iterable[object], place: object) -> None:
 
 
 def plain_value(value: Any, levels: int = MOST_LEVELS) -> Any:
-    """Convert a program's value to the types of JSON, if it has an obvious meaning there.
+    """Convert a value from a Python program to JSON's types, if it has an obvious meaning there.
 
     Arrays, tensors and series become lists. Decimal numbers, fractions, times and paths become
-    texts. The values that tables use for null become None.
+    texts. Null values of tables (NaT, NA) become None. `levels` is how deep it may still be nested.
 
     Raises: RefusedValue: it has no such meaning, as bytes, a set or a complex number.
     """
@@ -279,7 +286,7 @@ def _without_nat(times: Any) -> Any:
 
 
 def narrow_width(kind: str) -> str | None:
-    """Return the name of a dtype that is narrower than Python's float; None for other dtypes.
+    """Return the name of a float dtype that is narrower than Python's, or None for other dtypes.
 
     >>> [narrow_width(x) for x in ("torch.bfloat16", "Float32", "float[pyarrow]", "float64")]
     ['bfloat16', 'float32', 'float32', None]

@@ -1,4 +1,4 @@
-"""Writes files so that they are complete or missing; locks; checks what can be read or written."""
+"""Writes files that are complete or missing, locks files and folders, and checks access to them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that `path` is never half written: `write` makes it beside `path`, and then
-    it is renamed.
+    """Write a file so that `path` is never half written.
 
-    The new file is on the disk when this returns.
+    `write` is called with another path in the same folder, which is then renamed. The new file is
+    on the disk when this returns.
     """
     aside = path.with_name(f".{path.name}.new")
     if aside.is_symlink():  # it would be written where the link leads
@@ -63,7 +63,7 @@ def point_link(link: Path, target: str) -> None:
 
 
 def replace_folder(aside: Path, final: Path) -> None:
-    """Rename the folder `aside` to `final`; a folder that was there is removed afterwards."""
+    """Rename the folder `aside` to `final`. A folder that `final` was before is removed."""
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         final.rename(old)
@@ -74,9 +74,9 @@ def replace_folder(aside: Path, final: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it. Of a link only the link is removed.
+    """Remove a file, or a folder with all its contents. If it is a link, only the link is removed.
 
-    Raises: OSError.
+    Raises: OSError: it cannot be removed.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -85,7 +85,7 @@ def remove(path: Path) -> None:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a file or folder to the first free name, as `NAME.other`; return the new path."""
+    """Rename a file or folder to the first free name such as `NAME.other`; return the new path."""
     names = (f"{path.name}.other{'' if number == 1 else number}" for number in count(1))
     return path.rename(next(x for x in map(path.with_name, names) if not os.path.lexists(x)))
 
@@ -96,14 +96,14 @@ def sha256(path: Path) -> str:
 
 
 def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
-    """Lock an open file until it is closed; return whether that was possible.
+    """Lock an open file until it is closed; return whether that succeeded.
 
     Args:
         with_children: whether processes that inherit the open file hold the lock too, also after
             its owner was killed. Otherwise this process alone holds it: no process that it started
             keeps the file locked, and a second lock by the same process succeeds.
 
-    Raises: UserError when the file lies on a disk without locks.
+    Raises: UserError: the file is on a disk without locks.
     """
     lock = fcntl.flock if with_children else fcntl.lockf
     try:
@@ -118,9 +118,9 @@ def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
 
 
 def why_disk_is_full(error: BaseException | None) -> str | None:
-    """Return the reason if an error comes from a full disk or an exhausted quota, else None.
+    """Return an error's message if a full disk or an exhausted quota caused it, else None.
 
-    safetensors has an error of its own, which has the system's number only in its text.
+    (Errors of safetensors have the system's error number only in their text.)
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
@@ -132,11 +132,11 @@ def why_disk_is_full(error: BaseException | None) -> str | None:
 
 
 def check_regular_file(path: Path) -> None:
-    """Check that a path is a regular file or does not exist.
+    """Check that a path is a regular file or does not exist. Links are followed.
 
-    To open a pipe would wait for a writer, and a device may have no end.
+    Opening a pipe would wait for a writer, and a device may have no end.
 
-    Raises: UserError: it is a folder, a named pipe, a device or a socket, also behind a link.
+    Raises: UserError: it is a folder, a named pipe, a device or a socket.
     """
     try:
         mode = path.stat().st_mode
@@ -156,9 +156,10 @@ _FLAGS = {
 
 
 def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> IO[bytes]:
-    """Open a file inside a folder or a folder of it, without following a link inside.
+    """Open the file `name`, which may be in a subfolder, inside a folder. Links inside are not
+    followed.
 
-    Raises: OSError, also if the name is not a regular file's. It does not wait for a FIFO.
+    Raises: OSError: it cannot be opened or is not a regular file. It never waits for a named pipe.
     """
     inside = _open_folder(folder, name)
     try:
@@ -173,9 +174,9 @@ def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> I
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes | None:
-    """Return a file's content; None if it has more than `max_bytes`, which is then not all read.
+    """Return a file's content, or None if it has more than `max_bytes`.
 
-    Raises: OSError.
+    Raises: OSError: it cannot be read.
     """
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -183,7 +184,8 @@ def read_bounded(path: Path, max_bytes: int) -> bytes | None:
 
 
 def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
-    """Return the content of a file in a folder; None if it is missing or has more than `max_bytes`.
+    """Return the content of a file in a folder, or None if it is missing, a link or above
+    `max_bytes`.
 
     Raises: OSError: it is there, but cannot be read now.
     """
@@ -199,9 +201,9 @@ def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
 
 
 def remove_inside(folder: Path, name: str) -> None:
-    """Remove a file in a folder if it is there. Of a link only the link is removed.
+    """Remove a file in a folder if it exists. If it is a link, only the link is removed.
 
-    Raises: OSError.
+    Raises: OSError: it cannot be removed.
     """
     with suppress(FileNotFoundError):
         inside = _open_folder(folder, name)
@@ -212,7 +214,8 @@ def remove_inside(folder: Path, name: str) -> None:
 
 
 def _open_folder(folder: Path, name: str) -> int:
-    """Open the folder that has the file: `folder`, which may be a link, or a folder inside it."""
+    """Return a descriptor of the folder with the file `name`: `folder`, or a subfolder, but not a
+    link."""
     subfolder, _, _ = name.rpartition("/")
     no_link = os.O_NOFOLLOW if subfolder else 0
     return os.open(folder / subfolder, os.O_RDONLY | os.O_DIRECTORY | no_link)
@@ -220,11 +223,13 @@ def _open_folder(folder: Path, name: str) -> int:
 
 @contextmanager
 def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
-    """Lock a folder in the block, so that one process at a time works there. It must be short work.
+    """Lock a folder in the block, so that one process at a time works there. The work must be
+    short.
 
     A network disk may lock files but no folders: there a file `.lock` in the folder is locked.
 
-    Raises: UserError: another process holds the lock for too long. OSError: neither can be locked.
+    Raises: UserError: another process holds the lock for longer than `wait_s`. OSError: neither can
+    be locked.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -261,7 +266,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Say why a folder cannot be written or made; None if nothing speaks against it.
+    """Return why a folder cannot be written or made, or None if its permissions allow it.
 
     Nothing is made. So a full disk is not noticed, nor one that refuses what its permissions allow.
     """
@@ -274,7 +279,7 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def read_line(text: str) -> Any:
-    """Parse a line of JSON. An object with the same key twice is an error.
+    """Parse a line of JSON and return its value. An object with the same key twice is an error.
 
     Raises: ValueError: it is not JSON, or has such a key. RecursionError: it is nested too deep.
     """
