@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class UserError(Exception):
-    """The user's config, data, model folder or environment is wrong.
+    """Raised if the user's config, data, model folder or environment is wrong.
 
     The message names the key, file or row, and the fix.
     """
@@ -22,7 +22,8 @@ class UserError(Exception):
 
 @contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Let the messages of a block's `UserError`s begin with `subject`, as a key or a grid's row."""
+    """Let the message of a `UserError` that is raised in the block begin with `subject`, such as a
+    key."""
     try:
         yield
     except UserError as error:
@@ -30,9 +31,9 @@ def about(subject: str) -> Iterator[None]:
 
 
 def check_utf8(text: str, subject: str) -> None:
-    """Check that a name or another text can be written as UTF-8, as all records are.
+    """Check that a text, such as a file's name, can be written as UTF-8, as all records are.
 
-    If the bytes of a file's name are not UTF-8, the system's name has lone surrogates in it.
+    (The system's name of a file has lone surrogates if its bytes are not UTF-8.)
 
     Args:
         subject: what the text is, for the message.
@@ -49,7 +50,8 @@ def check_utf8(text: str, subject: str) -> None:
 
 
 class InterruptedRunError(UserError):
-    """The run cannot continue for a reason outside of it, as a full disk or a lost process.
+    """Raised if the run cannot continue for an outside reason, such as a full disk or a lost
+    process.
 
     The same command may succeed later (EX_TEMPFAIL of sysexits.h).
     """
@@ -67,17 +69,16 @@ class DoesNotFit(UserError):
 
 
 class StoppedRun(Exception):
-    """The run ended itself: too many bad updates, or a watcher's limit.
+    """Raised on all ranks if the run ends itself: too many bad updates, or a watcher's limit.
 
-    The message says which of these it was, and what to do next. All ranks raise it.
+    The message says which of these it was, and what to do next.
     """
 
     exit_code: ClassVar[int] = 3
 
 
 class StopRequested(BaseException):
-    """A signal asked the run to stop, and the run has reached a point where it can. It is not an
-    error."""
+    """Raised at a safe point of the run after a signal asked it to stop. It is not an error."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -86,5 +87,5 @@ class StopRequested(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """The exit code that shells expect: 129 SIGHUP, 130 SIGINT, 138 SIGUSR1, 143 SIGTERM."""
+        """The exit code that shells expect after the signal: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.signum

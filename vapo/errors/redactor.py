@@ -1,9 +1,9 @@
-r"""Removes the secrets of this process from texts, in whichever spelling they stand there.
+r"""Removes the secrets of this process from texts, in whatever spelling they occur.
 
-A library quotes a secret as it has it: in an address, a header, JSON, HTML, a representation of
-Python's. So each secret is searched for as it is; with any of its characters written as `%2F`,
-`&#x2F;`, `\u002f` or escaped; in hexadecimal; and in Base64, alone or as a part of a longer text,
-as in the `user:password` of a header.
+A library quotes a secret as it has it: in an address, a header, JSON, HTML or Python's `repr`. So
+each secret is searched for as it is; with any of its characters written as `%2F`, `&#x2F;`,
+`\u002f` or escaped; in hexadecimal; and in Base64, alone or as a part of a longer text, as in the
+`user:password` of a header.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ _SHOWN = re.compile(r"\\{0,8}['\"]?(?:\*\*\*|\$\{[^}]*\}|<redacted>)\\{0,8}['\"]
 
 
 class Redactor:
-    """Replaces the given texts in other texts, each by what is to be shown in its place."""
+    """A function that replaces given secrets in a text.
+
+    Args:
+        texts: pairs of a secret and what is shown in its place.
+    """
 
     def __init__(self, texts: Iterable[tuple[str, str]] = ()) -> None:
         replacements: dict[str, str] = {}
@@ -66,7 +70,8 @@ class Redactor:
 
 
 class _Secret:
-    """One secret, with the regular expressions of its spellings, which are made when needed."""
+    """One secret and its replacement, with regular expressions for its spellings, made when
+    needed."""
 
     def __init__(self, text: str, replacement: str) -> None:
         self.text, self.replacement = text, replacement
@@ -115,14 +120,16 @@ class _Secret:
         return re.compile(rf"(?i:{digits})|(?P<base64>{cores})")
 
     def _alone(self, pattern: str) -> re.Pattern[str]:
-        """Restrict the pattern of a short secret, or of one that is a word, to whole words."""
+        """Make a regular expression of the pattern. For a short secret or a word it matches whole
+        words only."""
         if self.is_strong:
             return re.compile(pattern)
         return re.compile(rf"{_NOTHING_BEFORE}{pattern}(?![A-Za-z0-9])")
 
 
 def _bytes_of(text: str) -> list[bytes]:
-    """Encode a text as UTF-8, and as Latin-1, in which `requests` writes user and password."""
+    """Return a text's bytes in UTF-8 and, if they differ, in Latin-1, which `requests` uses for
+    passwords."""
     content = text.encode("utf-8", "surrogatepass")
     try:
         return list(dict.fromkeys([content, text.encode("latin-1")]))
@@ -163,7 +170,7 @@ def _base64_core(content: bytes, num_bytes_before: int) -> str:
     """Return a regular expression for the Base64 characters that depend on the secret alone.
 
     Args:
-        num_bytes_before: how many bytes stand before the secret in its first group of three bytes.
+        num_bytes_before: how many bytes precede the secret in its first group of three bytes.
     """
     encoded = base64.b64encode(b"\0" * num_bytes_before + content).decode()
     core = encoded[-(-8 * num_bytes_before // 6) : 8 * (num_bytes_before + len(content)) // 6]
@@ -183,8 +190,8 @@ def hide(texts: Iterable[tuple[str, str]], *, in_errors: Iterable[tuple[str, str
     environment.
 
     Args:
-        in_errors: further texts that only `redacted` hides. They are not secrets by their names,
-            and vapo's own lines may show them, as the folder that a variable names.
+        in_errors: further texts that only `redacted` hides. Their names are not secret names, and
+            vapo's own lines may show them, such as a folder that a variable names.
     """
     global _line_redactor, _error_redactor
     secrets = list(texts)
@@ -192,12 +199,12 @@ def hide(texts: Iterable[tuple[str, str]], *, in_errors: Iterable[tuple[str, str
 
 
 def hide_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Hide the secrets that the environment's variables hold."""
+    """Hide the secrets in the environment's variables from now on."""
     hide(texts_of_environment(environ).items())
 
 
 def texts_of_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Map the texts of the environment that must not be shown to what is shown in their place."""
+    """Return the secrets in environment variables, each with what is shown in its place."""
     texts: dict[str, str] = {}
     for name, value in environ.items():
         for text, replacement in texts_to_hide(name, value).items():
@@ -207,14 +214,14 @@ def texts_of_environment(environ: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def without_hidden(text: str) -> str:
-    """Return a text of vapo's or a model's without the texts that `hide` hides, else unchanged."""
+    """Return a text of vapo or of a model with the texts that `hide` was given replaced."""
     return _line_redactor(text)
 
 
 def redacted(text: str) -> str:
-    """Remove from another program's text what is hidden and what has the form of a secret.
+    """Return another program's text without hidden texts and without what looks like a secret.
 
-    These forms are users and passwords of addresses, secret parameters, headers and known tokens.
+    That is users and passwords in addresses, secret parameters, headers and known tokens.
 
     >>> redacted("no answer from http://me:pa55word@host:80/x?sig=abc")
     'no answer from http://***@host:80/x?sig=***'
@@ -242,7 +249,8 @@ def _hide_value_if(is_secret: Callable[[re.Match[str]], bool]) -> Callable[[re.M
 
 
 def _has_credentials(match: re.Match[str]) -> bool:
-    """Whether the text after the name of a header's scheme is a credential, not a plain word."""
+    """Whether the text after a header's scheme (Basic, Bearer) is a credential, and not a plain
+    word."""
     value = match["value"].rstrip(".")
     if match["scheme"].lower() != "basic":
         return len(value) >= 20 or re.search(r"[\d._~+/=%-]", value) is not None

@@ -1,4 +1,4 @@
-"""Decides what is a secret, by the name of a variable or parameter and by a value.
+"""Decides what is a secret, by the name of a variable or parameter and by its value.
 
 Secret variables are withheld from the processes that run a user's code. Their values are not shown
 and are not part of a run's identity.
@@ -88,7 +88,7 @@ _MIN_PART_CHARS = 12
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or a parameter of this name holds a secret.
+    """Whether the name of a variable or parameter says that it holds a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "PGPASSWORD", "awsAccessKeyId", "DB_PASS")]
     [True, True, True, True]
@@ -134,7 +134,7 @@ def secret_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def secrets_within(value: str) -> Iterator[str]:
-    """Yield the parts of a value with the form of a secret: passwords of addresses, tokens."""
+    """Yield the parts of a value that look like a secret: passwords in addresses, tokens."""
     for match in USER_PART.finditer(value):
         user, _, password = match[0][:-1].partition(":")
         names = [user] if _TOKEN_LIKE.fullmatch(user) else []
@@ -160,7 +160,8 @@ def secrets_within(value: str) -> Iterator[str]:
 
 
 def secret_parameters(text: str) -> Iterator[re.Match[str]]:
-    """Yield the secret parameters of addresses in a text, and of addresses inside parameters."""
+    """Yield a match for each secret parameter of an address in a text, also inside another
+    parameter."""
     start = 0
     while (match := _PARAMETER.search(text, start)) is not None:
         is_secret = is_secret_parameter(match["name"])
@@ -170,7 +171,8 @@ def secret_parameters(text: str) -> Iterator[re.Match[str]]:
 
 
 def is_surely_secret(name: str, value: str) -> bool:
-    """Whether a value that a text assigns to a name is surely a secret; `eos_token=...` is not."""
+    """Whether a value that a text assigns to a name is a secret beyond doubt; `eos_token=...` is
+    not."""
     if _PLAIN_VALUE.fullmatch(value):
         return False
     upper = name.upper().replace("-", "_")
@@ -179,9 +181,10 @@ def is_surely_secret(name: str, value: str) -> bool:
 
 
 def texts_to_hide(name: str, value: str) -> dict[str, str]:
-    """Map the parts of a variable that must not be shown to what is shown in their place.
+    """Return the parts of a variable's value that must not be shown, each with what is shown in its
+    place.
 
-    A path that exists is not a secret, and stands in many texts.
+    A path that exists is not a secret, and occurs in many texts.
     """
     texts = dict.fromkeys(secrets_within(value), "***")
     is_whole = is_secret_name(name) and name.upper() not in _WITHHELD_ONLY

@@ -1,7 +1,7 @@
-"""Makes text of a user, an environment or a model safe to show, and formats numbers.
+"""Makes text from a user, an environment or a model safe to show, and formats numbers.
 
 `beginning` shortens a text and leaves no part of a secret; `visible` escapes what a terminal would
-act on. This module is light to import, as the processes that run a user's code import it.
+act on. This module is light to import, because processes that run a user's code import it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_READ = 10_000
 
 @runtime_checkable
 class TextStream(Protocol):
-    """The methods of standard output that are used here."""
+    """The methods of standard output that `say` and the progress display use."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -29,12 +29,13 @@ class TextStream(Protocol):
 
 
 def beginning(text: str, max_chars: int) -> str:
-    """Return the beginning of a text, redacted before it is cut: no part of a secret stays."""
+    """Return the first `max_chars` of a text, redacted before it is cut, so that no part of a
+    secret stays."""
     return redacted(text[:_MOST_READ])[:max_chars]
 
 
 def visible(text: str, *, keep: str = "\n\t") -> str:
-    r"""Return the text with everything that a terminal acts on replaced by escapes.
+    r"""Return a text with everything that a terminal acts on replaced by escapes, except `keep`.
 
     >>> visible("a\x1b[2Jb\u202ec\r\n")
     'a\\x1b[2Jb\\u202ec\\r\n'
@@ -49,13 +50,13 @@ def _escaped(c: str) -> str:
 
 
 def say(*texts: object, end: str = "\n", file: TextStream | None = None) -> None:
-    """Print a line, or several, without secrets and without what a terminal acts on."""
+    """Print texts as a line, without secrets and without characters that a terminal acts on."""
     text = visible(without_hidden(" ".join(map(str, texts))))
     print(text, end=end, file=file or sys.stdout, flush=True)
 
 
 def can_redraw(stream: TextStream) -> bool:
-    """Whether the stream is a terminal on which text can be redrawn in place."""
+    """Whether a stream is a terminal on which text can be redrawn in place."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
@@ -84,7 +85,8 @@ _SHORT_NAMES = {
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Describe the known metrics by short names; if none is known, all of them by their keys.
+    """Return the well-known metrics with short names; if there are none, all metrics with their
+    keys.
 
     NaN, as the explained variance of equal returns is, becomes `n/a`.
     """

@@ -13,7 +13,7 @@ _MOST_NAMES = 10_000  # looked at in one folder, and in all folders of one
 
 
 def did_you_mean(name: str, known_names: Iterable[str], *, quote: str = "'") -> str:
-    """Return `; did you mean 'NAME'?` with the most similar name, or no text if none is similar.
+    """Return `; did you mean 'NAME'?` with the most similar known name, or "" if none is similar.
 
     >>> did_you_mean("fitt", ["fit", "sweep"]), did_you_mean("serve", ["fit"])
     ("; did you mean 'fit'?", '')
@@ -23,22 +23,24 @@ def did_you_mean(name: str, known_names: Iterable[str], *, quote: str = "'") -> 
 
 
 def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the most similar name; None if the similarity of all is below `cutoff`, 0 to 1."""
+    """Return the most similar known name, or None if all similarities are below `cutoff` (0 to
+    1)."""
     return next(iter(nearest_names(name, known_names, max_names=1, cutoff=cutoff)), None)
 
 
 def nearest_names(
     name: str, known_names: Iterable[str], *, max_names: int = 3, cutoff: float = 0.6
 ) -> list[str]:
-    """Return up to `max_names` names that are similar to this one, the nearest first."""
+    """Return up to `max_names` known names whose similarity is at least `cutoff`, the nearest
+    first."""
     return difflib.get_close_matches(name, list(known_names), n=max_names, cutoff=cutoff)
 
 
 def nearest_path(path: Path) -> str:
-    """Return `; did you mean ...?` with an existing path that is like this one, or an empty text.
+    """Return `; did you mean ...?` with an existing path that is similar to this one, or "".
 
-    Each missing part is replaced by the most similar name in its folder. If no name there is like
-    the last part, the folders beside it are searched.
+    Each missing part is replaced by the most similar name in its folder. If no name there is
+    similar to the last part, the folders beside it are searched.
     """
     parts = path.parts[1:] if path.anchor else path.parts
     existing = Path(path.anchor)
@@ -64,8 +66,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _most_alike_below(name: str, folder: Path) -> Path | None:
-    """Return the nearest name in the folders of a folder, which has to be more alike than a
-    neighbour.
+    """Return the path, relative to `folder`, of a similar name in one of its subfolders, or None.
+
+    The similarity must be higher than for a name in `folder` itself.
     """
     below = (
         (beside, inner)
