@@ -1,1 +1,1 @@
-"""The machine: devices, the ranks of a run and their sums, seeds, progress, installation."""
+"""The machine: devices, the ranks of a run and sums over them, seeds, progress, installation."""

@@ -1,4 +1,4 @@
-"""The processes of a run: checks of their launcher, sums over ranks, and sharded networks."""
+"""The processes of a run: a check of their launcher, sums over ranks, and sharded networks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from vapo.system.process import is_main_process
 def check_launch(trainer: TrainerConfig) -> None:
     """Check that the config has the number of processes that torchrun or srun started.
 
-    Without these launchers only MASTER_PORT is checked: Lightning starts `trainer.devices`
-    processes itself.
+    Without these launchers only MASTER_PORT is checked, because Lightning itself then starts
+    `trainer.devices` processes.
 
-    Raises: UserError: the numbers differ; names the keys and their values.
+    Raises: UserError: the numbers differ; it names the keys and their values.
     """
     # this import takes three seconds, which commands with a single process do not need
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
@@ -89,7 +89,8 @@ def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all ranks. The result is on the tensor's own device."""
+    """Return the sum of a tensor over all ranks, on the tensor's own device. Every rank must call
+    this."""
     return _all_reduce(tensor, dist.ReduceOp.SUM)
 
 
@@ -103,23 +104,26 @@ def all_ranks(is_true: bool) -> bool:
 
 
 def leave_together(group: dist.ProcessGroup | None = None) -> None:
-    """Wait at a process's end until rank 0 comes here too and needs nothing more from the others.
+    """Wait, at the end of a process, until rank 0 gets here too and needs nothing more from the
+    others.
 
-    What a process has sent and no other has read yet would be lost with the end of the process.
+    What a process has sent and no other has read yet would be lost if the process ended.
     """
     if world_size() > 1:
         dist.broadcast(torch.zeros(1, device=_device(group)), src=0, group=group)
 
 
 def gather_over_ranks(tensor: Tensor) -> Tensor:
-    """Concatenate the rows of a tensor over all ranks, which may have different numbers of rows."""
+    """Concatenate the rows of a tensor over all ranks, which may have different numbers of rows.
+    Every rank must call this."""
     if world_size() == 1:
         return tensor
     return torch.cat(gather_objects(tensor.cpu())).to(tensor.device)
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the values of all ranks in the order of ranks. They are pickled on the way."""
+    """Return the values of all ranks in the order of ranks. They are pickled. Every rank must call
+    this."""
     values = [value] * world_size()
     if world_size() > 1:
         dist.all_gather_object(values, value, group=group)
@@ -133,11 +137,12 @@ def shard(
     *,
     in_float32: Iterable[nn.Module] = (),
 ) -> None:
-    """Shard a network over the ranks of `mesh`: each decoder layer, then the rest of the network.
+    """Shard a network over the ranks of `mesh`: each decoder layer by itself, and then what is
+    left.
 
-    Reductions stay in float32.
-    The layers `in_float32` are gathered in float32 in any precision. The network's inputs keep
-    their dtype, since sums of log-probs would be wrong if these were rounded first.
+    Reductions stay in float32. The layers `in_float32` are gathered in float32 in any precision.
+    The network's inputs keep their dtype, since sums of log-probs would be wrong if these were
+    rounded first.
     """
     policy = MixedPrecisionPolicy()
     if trainer.precision == "bf16-mixed":
@@ -158,7 +163,8 @@ def shard(
 def fill_from_first_rank(
     network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh, *, offloads: bool
 ) -> None:
-    """Give a sharded network on the meta device the weights that rank 0 loads.
+    """Give a sharded network on the meta device the weights of the network that `load` returns on
+    rank 0.
 
     Only rank 0 ever holds a whole network, in host memory. The others get their shards tensor by
     tensor; these stay in host memory if the network `offloads` them. Buffers that are not saved
@@ -187,7 +193,8 @@ def move_buffers(module: nn.Module, device: torch.device | str) -> None:
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
-    """Turn the reduction of a sharded network's gradients over ranks on or off.
+    """Switch on or off that a sharded network's gradients are reduced over ranks in a backward
+    pass.
 
     Only the backward pass of a minibatch's last micro-batch needs it.
     """
@@ -197,9 +204,9 @@ def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
 
 @contextmanager
 def gathered(network: nn.Module) -> Iterator[None]:
-    """Hold a network's full weights on every rank in the block.
+    """Hold a sharded network's full weights on every rank in the block.
 
-    Ranks may then decode different lengths. A network that is not sharded has them anyway.
+    Ranks may then decode different lengths. A network that is not sharded is left as it is.
     """
     if not isinstance(network, FSDPModule):
         yield
@@ -227,7 +234,8 @@ def reshard(network: nn.Module) -> None:
 
 
 def full_state(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full tensors of a network's state dict, one by one. All ranks must iterate."""
+    """Yield the name and the full tensor of each entry of a network's state dict. All ranks must
+    iterate."""
     reshard(network)
     for name, tensor in network.state_dict().items():
         yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()

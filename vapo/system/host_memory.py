@@ -1,4 +1,4 @@
-"""How much memory the host has left for this process, and the units of memory."""
+"""Measures how much memory the host has left for this process; defines the units MIB and GIB."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _FILES = (
 
 
 def available_memory(groups: Path = _GROUPS) -> int:
-    """Return the bytes that this process may still take, by the host and by its container.
+    """Return the bytes that this process may still allocate, within the host's and the container's
+    limits.
 
     The host's own figures do not show a container's limit, above which processes are killed.
 

@@ -1,4 +1,4 @@
-"""The installed version, the commands that install extras, and the files of `vapo init`'s folder.
+"""The installed version, the commands that install extras, and the files that `vapo init` copies.
 
 `setup.py` runs this file before the package is installed, so it imports nothing from it.
 """
@@ -13,7 +13,7 @@ __version__ = "0.2.0"
 
 
 def install_command(extra: str) -> str:
-    """Return the command `pip install ...` for the packages of an extra.
+    """Return the command `pip install ...` for the packages of one of vapo's extras.
 
     It names the packages and not `vapo[extra]`: vapo is not on a registry, where that name could
     belong to another package. If the installed metadata does not list the extra, the command is the
@@ -52,14 +52,15 @@ grids."""
 
 
 def root() -> Path:
-    """Return the folder that has `PARTS`."""
+    """Return the folder that has the starting files: inside the installed package, or the
+    checkout."""
     package = Path(__file__).parents[1]
     installed = package / FOLDER
     return installed if installed.is_dir() else package.parent
 
 
 def file_names(folder: Path) -> list[str]:
-    """Return the files below `folder` that belong to `PARTS`, relative to `folder`.
+    """Return the paths of all files of `PARTS` in a folder, relative to the folder.
 
     Raises: FileNotFoundError: a part is missing.
     """

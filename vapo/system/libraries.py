@@ -15,7 +15,8 @@ from vapo.system.torch_build import advice, gpu_need
 
 
 def set_threads(trainer: TrainerConfig) -> None:
-    """Set torch's threads to `trainer.num_threads`, or to this process's share of the cores.
+    """Set torch's number of threads to `trainer.num_threads`, or to this process's share of the
+    cores.
 
     With torch's default, spinning threads of several processes on few cores slow each other down
     tenfold.
@@ -25,7 +26,7 @@ def set_threads(trainer: TrainerConfig) -> None:
 
 
 def pick_device(trainer: TrainerConfig) -> torch.device:
-    """Return the device of `trainer.accelerator`, for commands without a Trainer.
+    """Return the device that `trainer.accelerator` means, for commands without a Trainer.
 
     Raises: UserError: the config asks for a GPU or needs one, and there is none.
     """
@@ -36,7 +37,7 @@ def pick_device(trainer: TrainerConfig) -> torch.device:
 
 
 def about_gpus() -> str:
-    """Describe the GPUs that torch can use; if there are none, which build of torch this is."""
+    """Return a text on the GPUs that torch can use or, if there are none, on torch's build."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     if torch.version.cuda is not None:
@@ -47,7 +48,7 @@ def about_gpus() -> str:
 
 
 def _why_no_gpu() -> str:
-    """Say which torch is installed, and how to get one that sees the GPU."""
+    """Return a text on which torch is installed, and how to get one that sees the GPU."""
     problem = f"torch {torch.__version__} is {about_gpus()}"
     if torch.version.cuda is not None or torch.version.hip is not None:
         return f"{problem}; see whether the driver lists one (`nvidia-smi`) and is new enough"

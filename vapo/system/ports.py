@@ -9,7 +9,7 @@ from vapo.errors import UserError
 
 
 def check_port(host: str, port: int, *, fix: str, in_use: str = "") -> None:
-    """Check that this process could listen on a port.
+    """Check that this process could listen on a port. An empty `host` means all addresses.
 
     Args:
         fix: what to do otherwise, for the message.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a second that commands without a Trainer do without
 
 
 def leave_signals_alone(trainer: L.Trainer) -> None:
-    """Turn Lightning's signal handlers off; `vapo.runs.stopping` handles the signals instead.
+    """Switch Lightning's signal handlers off, because `vapo.runs.stopping` handles the signals.
 
     Lightning's handlers broadcast from inside a handler, which can hang with several processes, and
     requeue a SLURM job by themselves. No option turns them off.
@@ -45,16 +45,16 @@ def checkpoint_state(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def make_root(network: FSDPModule) -> None:
-    """Let a sharded network take its role as root before an inner module is called.
+    """Initialize a sharded network as FSDP2's root before one of its inner modules is called.
 
-    Otherwise the first inner module that a sampler calls would become a root of its own. FSDP2
-    does it in the root's forward pass, and has no other call for it.
+    Otherwise the first inner module that a sampler calls would become a root of its own. FSDP2 does
+    it only in the root's forward pass, and has no public call for it.
     """
     network._get_fsdp_state()._lazy_init()
 
 
 def set_device(module: torch.nn.Module, device: torch.device) -> None:
-    """Set `module.device` without moving parameters, as the public `to` would.
+    """Set `module.device` without moving parameters, which the public `to` would do.
 
     With CPU offload the parameters stay on the host; buffers and computation are on the device.
     """
@@ -74,16 +74,17 @@ def can_change_attention(model: PreTrainedModel) -> bool:
 
 
 def has_attention(config: PreTrainedConfig, implementation: str) -> bool:
-    """Whether the model class of a config has this attention kernel. No public flag says so."""
+    """Whether a config's model class has this attention implementation. No public flag says so."""
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(model_class, flags.get(implementation, ""), True))
 
 
 def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
-    """Return the name of a config's causal language model, and whether it has a recurrent state.
+    """Return the name of a config's causal language model class, and whether it has a recurrent
+    state.
 
-    Without such a class they are "" and False. Transformers has no public flag for the state.
+    If there is no such class, they are "" and False. Transformers has no public flag for the state.
     """
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:
@@ -92,7 +93,8 @@ def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
 
 
 def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.nn.Module:
-    """Return a view of a module with other children under these names; it shares all else.
+    """Return a shallow copy of a module with the children `modules` in place of its own; it shares
+    all else.
 
     A child set in a plain copy would also be set in the original: both have the same dict.
     """
@@ -113,7 +115,7 @@ def switch_adapters(layer: Any, *, off: bool) -> bool:
 
 
 def cpu_has_bfloat16_products() -> bool:
-    """Whether the processor has instructions for bfloat16 products, and torch's kernels use them.
+    """Whether the processor has instructions for bfloat16 products that torch's kernels use.
 
     Torch has no public function for it. On x86 its `_is_mkldnn_bf16_supported` is also true for
     processors that emulate them in float32.
@@ -126,7 +128,8 @@ def cpu_has_bfloat16_products() -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a key of a tensor's storage. It works for fake storages, whose `data_ptr` is 0."""
+    """Return a number that identifies a tensor's storage, also of a fake tensor, whose `data_ptr`
+    is 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -136,9 +139,10 @@ def makes_fakes() -> bool:
 
 
 class _Propagation(nullcontext[None]):
-    """The context in which DTensor runs an operation on fakes of the whole tensors.
+    """The context in which DTensor runs an operation on fake tensors, to find the result's
+    sharding.
 
-    DTensor finds a result's sharding this way. Nothing is computed or allocated in it.
+    Nothing is computed or allocated in it. `is_on` says whether it is active.
     """
 
     is_on = False
@@ -154,22 +158,23 @@ _propagation = _Propagation()
 
 
 def watch_propagation() -> None:
-    """Install `_Propagation` in place of a lock of DTensor's that does nothing.
+    """Install `_propagation` in place of a lock of DTensor's that does nothing.
 
-    `propagates_shards` needs it.
+    After that, `propagates_shards` can tell whether DTensor only finds a result's sharding.
     """
     ShardingPropagator._fake_mode_lock = _propagation
 
 
 def propagates_shards() -> bool:
-    """Whether the current operation only runs so that DTensor learns its result's sharding."""
+    """Whether the current operation runs on fake tensors so that DTensor learns its result's
+    sharding."""
     return _propagation.is_on
 
 
 def environment_bytes() -> Mapping[bytes, bytes]:
-    """Return the environment in the bytes that `os.environ` keeps, fast to copy and compare.
+    """Return the environment variables as the bytes in which `os.environ` keeps them.
 
-    That takes a microsecond. A copy of `os.environ` takes 20 to 50, as it decodes every name and
-    value.
+    They take a microsecond to copy or compare; `os.environ` takes 20 to 50, as it decodes every
+    name and value.
     """
     return os.environ._data  # type: ignore[attr-defined]

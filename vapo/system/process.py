@@ -26,7 +26,8 @@ _POLL_S = 0.5
 
 
 def kill_started_by(process: psutil.Process) -> None:
-    """Kill the processes that a process has started, and those that these have started."""
+    """Kill all descendants of a process: the processes that it started, and those that these
+    started."""
     from psutil import NoSuchProcess
 
     for child in process.children(recursive=True):
@@ -35,11 +36,12 @@ def kill_started_by(process: psutil.Process) -> None:
 
 
 def stop_with_starter() -> None:
-    """If the variable `STARTER` names this process's starter, send this process SIGTERM once that
-    has ended, since a starter that was killed could not stop it.
+    """Send this process SIGTERM once the process that started it, by the variable `STARTER`, has
+    ended.
 
-    Without the variable nothing happens. The variable is removed from the environment, so the
-    processes that this one starts are not concerned: this one stops them.
+    A starter that was killed could not stop it itself. Without the variable nothing happens. The
+    variable is removed from the environment, so that the processes which this one starts, and stops
+    itself, do not react to it.
     """
     starter = os.environ.pop(STARTER, None)
     if starter is not None:
@@ -64,7 +66,7 @@ def _stop_after(starter: int) -> None:
 
 
 def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process reports for the run: global rank 0, known before any set-up.
+    """Whether this process is global rank 0, which reports for the run. Known before any set-up.
 
     The global rank comes from the launcher's `RANK` or `SLURM_PROCID`. Without these it is the
     first process of the first host, by `NODE_RANK` and `LOCAL_RANK`.
@@ -76,7 +78,8 @@ def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_under_nohup(number: signal.Signals) -> bool:
-    """Whether the signal is SIGHUP and is ignored: this process shall outlive its terminal."""
+    """Whether a signal is SIGHUP and is ignored, which means that the process shall outlive its
+    terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -85,7 +88,7 @@ def ending_signals(
     call: Callable[[int, FrameType | None], Any],
     numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """Let these signals call `call` in the block. Outside of the main thread this does nothing.
+    """Call `call` for these signals in the block. Outside of the main thread this does nothing.
 
     SIGHUP is left alone if the process shall outlive its terminal.
     """
@@ -102,17 +105,19 @@ def ending_signals(
 
 
 def stop_in_good_order(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: end the command by an exception, so that its records are closed.
+    """Handle a signal by raising an exception that ends the command, so that its records are
+    closed.
 
-    A second signal of the kind ends the process at once.
+    A second signal of the same number ends the process at once.
 
-    Raises: StopRequested
+    Raises: StopRequested: always.
     """
     signal.signal(number, signal.SIG_DFL)
     raise StopRequested(number)
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from the run's seed and the purpose of the draw; stable across processes."""
+    """Return a 63-bit seed that depends on the parts alone, such as the run's seed and a draw's
+    purpose."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

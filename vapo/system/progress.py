@@ -38,7 +38,8 @@ _SHORT_S = 1.0  # a stage without a count that ends sooner is not worth a line
 
 @dataclass
 class StageState:
-    """A stage that is running: its name, its count and the time at which it began."""
+    """A stage that is running: its name, its count of units done, and the time at which it
+    began."""
 
     name: str
     total: float | None
@@ -55,10 +56,8 @@ def describe_count(state: StageState) -> str:
 
 
 def describe_speed(state: StageState, now: float) -> str:
-    """Describe a stage's mean speed so far, and the time left at that speed.
-
-    The text is empty before anything is done.
-    """
+    """Return a stage's mean speed so far, and the time left at that speed; empty before anything is
+    done."""
     elapsed = now - state.start_time
     if state.num_done <= 0 or elapsed <= 0:
         return ""
@@ -75,7 +74,8 @@ def describe_stage(state: StageState, now: float) -> str:
 
 
 def stage_bars(stages: Sequence[StageState], now: float) -> Table:
-    """Make a bar with count and speed for each running stage; inner stages are indented."""
+    """Return a table with a bar, count and speed for each running stage. Inner stages are
+    indented."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(width=30)
@@ -89,7 +89,7 @@ def stage_bars(stages: Sequence[StageState], now: float) -> Table:
 
 
 class Display:
-    """Writes lines to a stream. If `render` is given, its result stays below them on a terminal."""
+    """Writes lines to a stream. On a terminal, what `render` returns is redrawn below the lines."""
 
     def __init__(self, stream: TextStream, render: Callable[[], RenderableType] | None) -> None:
         self._stream, self._render = stream, render
@@ -134,7 +134,8 @@ Advance = Callable[[float], None]
 
 
 class Stage(Protocol):
-    """How a stage of an iteration reports progress: `Progress.stage`."""
+    """The type of `Progress.stage`, which opens a stage and returns a function that reports
+    progress."""
 
     def __call__(
         self, name: str, total: float | None = None, unit: str = "items"
@@ -150,9 +151,9 @@ class Progress:
                 advance(8)
             progress.metrics({"rollout/reward_mean": 0.25})
 
-    A stage may be entered outside an iteration (an evaluation before the first one). Inside
-    another stage it has a bar of its own, but its seconds belong to the outermost stage: what
-    an evaluation samples is evaluation time, not rollout time.
+    A stage may be entered outside an iteration (an evaluation before the first one). Inside another
+    stage it has a bar of its own, but its seconds belong to the outermost stage: what an evaluation
+    samples is evaluation time, not rollout time.
     """
 
     def __init__(
@@ -235,12 +236,12 @@ class Progress:
         self._position = f"iteration {index}/{total} ({str(phase).replace('_', ' ')})"
 
     def metrics(self, metrics: Mapping[str, float]) -> None:
-        """Report the iteration's results and end its line; see `describe_metrics`."""
+        """Show the iteration's metrics (see `describe_metrics`), and end its line."""
         self._metrics = dict(metrics)
         self._close_iteration()
 
     def note(self, text: str) -> None:
-        """Write a line above the display."""
+        """Show a line above the display."""
         if self._display:
             self._display.line(text)
 
@@ -248,7 +249,11 @@ class Progress:
     def stage(
         self, name: str, total: float | None = None, unit: str = "items"
     ) -> Iterator[Advance]:
-        """Run the block as a stage with a count. `total` is None if it is not known beforehand."""
+        """Show and time the block as a stage. It yields a function that adds to the number of units
+        done.
+
+        `total` is the number of units, or None if it is not known beforehand.
+        """
         reported_at = self._clock()
         state = StageState(name, total, unit, start_time=reported_at)
         self._stages.append(state)
@@ -275,15 +280,16 @@ class Progress:
 
     @property
     def running_stage(self) -> str:
-        """The outermost stage that is running, to which the seconds belong; empty between stages.
+        """The name of the outermost running stage, to which the seconds belong; empty between
+        stages.
 
-        Another thread may ask for it.
+        Another thread may read it.
         """
         outermost = self._stages[:1]
         return outermost[0].name if outermost else ""
 
     def pop_iteration_seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage since the last call."""
+        """Return the seconds of each outermost stage since the last call."""
         seconds, self._iteration_seconds = self._iteration_seconds, {}
         return seconds
 
@@ -326,7 +332,8 @@ class Progress:
         return text
 
     def _render(self) -> RenderableType:
-        """Make the block on a terminal: the run's position, running stages and last metrics."""
+        """Return what the terminal shows below the lines: position, running stages and latest
+        metrics."""
         now = self._clock()
         rows: list[RenderableType] = []
         if self._position:
