@@ -1,4 +1,4 @@
-"""A task whose steps are checked as they are written, and the states for its oracle.
+"""A procedural task whose steps are checked as they are written, and its oracle's states.
 
 A problem names a start position and the keys to press. Only demonstrations show what a key does
 from a position, and for some keys, the hard ones, they have misconceptions. After each step a check
@@ -33,7 +33,8 @@ _PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
 
 @cache
 def moves() -> Mapping[tuple[str, str], str]:
-    """Map (key, position) to the next position. Each key swaps two positions, always the same."""
+    """Return the next position for each (key, position). Each key swaps two positions, always the
+    same."""
     pairs = list(combinations(POSITIONS, 2))
     Random("checked_steps/moves/5").shuffle(pairs)
     table: dict[tuple[str, str], str] = {}
@@ -44,7 +45,7 @@ def moves() -> Mapping[tuple[str, str], str]:
 
 @cache
 def misconceptions() -> Mapping[tuple[str, str], str]:
-    """Map (hard key, position) to the wrong position to which the misconception leads."""
+    """Return for each (hard key, position) the wrong position that the misconception gives."""
     rng = Random("checked_steps/misconceptions")
     return {
         (key, position): rng.choice(POSITIONS.replace(moves()[key, position], ""))
@@ -65,20 +66,21 @@ def checked_steps(
     missed_check_probability: float = 0.0,
     early_stop_probability: float = 0.0,
 ) -> list[ProceduralRow]:
-    """Generate problems in which keys are pressed one by one, and each step is checked.
+    """Generate rows of the task "press keys one by one, and check each step".
 
     `3aCbF=` means: start in position 3, press C, then F. A step of the response repeats the label
-    and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer.
-    Labels run from a to z and start over. The keys A to C are hard; their share of a problem's
-    keys is drawn for each problem, uniform from 0 to 1, so that some problems are much harder.
-    With `num_free_tokens` a step has this many tokens without a meaning before its position.
+    and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer. Labels
+    run from a to z and start over. The keys A to C are hard; their share of a problem's keys is
+    drawn for each problem, uniform from 0 to 1, so that some problems are much harder. With
+    `num_free_tokens` a step has this many tokens without a meaning before its position.
 
     Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
-    position is wrong (uniform over the others), and the demonstration continues from there; with
+    position is wrong (uniform over the others), and the demonstration continues from there. With
     `misconception_probability` a hard key leads where the misconception says, always to the same
-    wrong position from the same position. The check is true, but with `missed_check_probability`,
-    drawn for each step, the check of a wrong position says that it is right. With
-    `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
+    wrong position from the same position. The check is true, except that with
+    `missed_check_probability`, drawn for each step, the check of a wrong position says that it is
+    right. With `early_stop_probability`, drawn before each step, the demonstration ends there and
+    answers with its present position.
 
     Raises: UserError: an option is out of range.
 
@@ -106,7 +108,7 @@ def checked_steps(
 
 
 def _draw_problem(rng: Random, min_steps: int, max_steps: int) -> tuple[str, list[str]]:
-    """Draw the start position and the keys to press."""
+    """Draw a problem; return the start position and the keys to press."""
     start, hard_share = rng.choice(POSITIONS), rng.random()
     num_steps = rng.randint(min_steps, max_steps)
     return start, [
@@ -155,11 +157,11 @@ def _demonstrate(
 def checked_steps_states(problem: str, response: str) -> list[str] | None:
     """Return an oracle's state for each prefix of a response to a problem of `checked_steps`.
 
-    It is None if the text is not such a problem. While everything is right, a state is the last
+    It is None if the text is not such a problem. While everything is right, a state has the last
     part that was written, the number of steps left with hard keys, and the number of all steps left
-    (`check on 2 of 5`). From a wrong label, key or position on it is `off`, until a position is
-    right again by chance. After the semicolon it says whether the position before it is the answer
-    and how many steps were left out; after the answer, whether that is right.
+    (`check on 2 of 5`). After a wrong label, key or position the state is `off`, until a position
+    is right again by chance. After the semicolon a state says whether the position before it is the
+    answer and how many steps were left out; after the answer, whether that is right.
 
     >>> checked_steps_states("1aC=", "aC5+;5")[:2]
     ['start on 1 of 1', 'label on 1 of 1']
@@ -172,7 +174,8 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
 
 
 def own_check(response: str) -> bool | None:
-    """Whether the check that ends the response says `wrong`; None if no check ends it.
+    """Whether the check at the response's end says `wrong`; None if the response does not end with
+    a check.
 
     >>> own_check("aC5+bF2-"), own_check("aC5+"), own_check("aC5+b")
     (True, False, None)

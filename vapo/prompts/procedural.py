@@ -1,14 +1,14 @@
-"""Seeded generators of problems: row i depends only on (seed, i) and the options.
+"""The procedural tasks by name: seeded generators of problems, and oracles of their states.
 
 A generator is a function `(num_examples, *, seed, **options)` that returns a list of
-`ProceduralRow`, or of `EpisodeRow` for an environment; `PROCEDURAL_TASKS` lists them by name.
-Problems and demonstrations draw from separate random streams, so the problems do not depend on the
-noise in the demonstrations.
+`ProceduralRow`, or of `EpisodeRow` for an environment; `PROCEDURAL_TASKS` lists them by name. Row i
+depends only on (seed, i) and the options. Problems and demonstrations draw from separate random
+streams, so the problems do not depend on the noise in the demonstrations.
 
-A task may have an oracle of the value of unfinished responses: a function
-`(problem, response) -> states` that returns one text for each prefix of the response, the empty one
-first. As far as the task goes, a prefix's value depends only on its state. So the mean return of
-equal states is the best that a critic could know.
+A task may have an oracle of the value of unfinished responses: a function `(problem, response) ->
+states` that returns one text for each prefix of the response, the empty one first. As far as the
+task goes, a prefix's value depends only on its state. So the mean return of equal states is the
+best that a critic could know.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ whether the judgement that ends it is `wrong`; None if no judgement ends it."""
 def generate(
     task: str | None, options: Mapping[str, Any], *, num_examples: int, seed: int
 ) -> Sequence[ProceduralRow | EpisodeRow]:
-    """Generate the rows of one task of `PROCEDURAL_TASKS`.
+    """Return generated rows of one task of `PROCEDURAL_TASKS`.
 
-    Raises: UserError: unknown task, unknown option, or an option's value is not usable.
+    Raises: UserError: the task or an option is unknown, or an option's value is not usable.
     """
     if task is None or task not in PROCEDURAL_TASKS:
         raise UserError(f"task is {task!r}: {nearest(str(task), list(PROCEDURAL_TASKS))}")
@@ -75,7 +75,8 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
 
 
 def nearest(name: str, known_names: list[str]) -> str:
-    """Suggest a fix for a misspelt name: the nearest known name, then all known names."""
+    """Return a hint for a misspelt name: the most similar known name, if any, then all known
+    names."""
     similar_name = nearest_name(name, known_names, cutoff=0.7)  # solution is not question
     hint = f"did you mean {similar_name!r}? " if similar_name else ""
     return f"{hint}known: {', '.join(known_names)}"

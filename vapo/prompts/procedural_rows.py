@@ -1,4 +1,4 @@
-"""A generated problem, and the ranges of a generator's options."""
+"""The rows that procedural tasks return, and checks of the tasks' options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Demonstration = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class ProceduralRow:
-    """One generated problem, its answer and a worked response."""
+    """A generated problem, its answer and a worked response."""
 
     problem: str
     answer: str
@@ -22,7 +22,8 @@ class ProceduralRow:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """One generated problem of an environment, its answer and the turns of a worked episode."""
+    """A generated problem of an environment, its answer and the policy's turns in a worked
+    episode."""
 
     problem: str
     answer: str
@@ -44,7 +45,7 @@ def check_steps(min_steps: int, max_steps: int) -> None:
 
 
 def check_bounds(name: str, smallest: int, largest: int, *, low: int, high: int) -> None:
-    """Check that the options `min_NAME` and `max_NAME` are in the range and in this order.
+    """Check that the options `min_NAME` and `max_NAME` are from `low` to `high`, and in this order.
 
     Raises: UserError: they are not.
     """

@@ -1,4 +1,5 @@
-"""A task in which a ball is followed through swaps of positions, and the states for its oracle."""
+"""A procedural task in which a ball is followed through swaps of positions, and its oracle's
+states."""
 
 from __future__ import annotations
 
@@ -29,22 +30,23 @@ def state_tracking(
     terse_probability: float = 0.0,
     terse_wrong_step_probability: float = 0.0,
 ) -> list[ProceduralRow]:
-    """Generate problems in which one ball is followed through swaps of positions, swap by swap.
+    """Generate rows of the task "follow one ball through swaps of positions, swap by swap".
 
-    `3a12b45c31=` means: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
-    swaps 3 and 1. The response `a3b3c1;1` repeats each label with the position after that
-    swap, then the final position, which is the answer. With `repeat_swaps` each step also
-    repeats its swap, `a123b453c311;1`: four tokens a swap, for long responses that a small
-    model can still learn. Labels run from a to z, then from A to Z, and start over after 52
-    swaps: then a swap is found by its label and how often the label came before.
+    `3a12b45c31=` means: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c swaps 3
+    and 1. The response `a3b3c1;1` repeats each label with the position after that swap, then the
+    final position, which is the answer. With `repeat_swaps` each step also repeats its swap,
+    `a123b453c311;1`: four tokens a swap, for long responses that a small model can still learn.
+    Labels run from a to z, then from A to Z, and start over after 52 swaps: then a swap is found by
+    its label and how often the label came before.
 
-    Demonstrations can be made imperfect, which leaves room for reinforcement learning:
-    with `skip_steps_probability` one has no steps and ends in a random position (`;4`); with
-    `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform
-    over the others) and the demonstration continues from there; with `early_stop_probability`,
-    drawn for each swap, the demonstration stops before it and answers with where it is. With
-    `terse_probability` one does not repeat its swaps, and has `terse_wrong_step_probability`:
-    a choice between a long and a short way that shows in the outcome only.
+    Demonstrations can be made imperfect, which leaves room for reinforcement learning. With
+    `skip_steps_probability` a demonstration has no steps and ends in a random position (`;4`). With
+    `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform over the
+    others) and the demonstration continues from there. With `early_stop_probability`, drawn for
+    each swap, the demonstration ends before it and answers with the present position. With
+    `terse_probability` it does not repeat its swaps, and its steps are wrong with
+    `terse_wrong_step_probability`: a choice between a long and a short way that shows in the
+    outcome only.
 
     Raises: UserError: an option is out of range.
 
@@ -128,9 +130,10 @@ def state_tracking_states(problem: str, response: str) -> list[str] | None:
 
     It is None if the text is not such a problem. Within a step a state has the number of swaps that
     are left, and `on` if all labels and the last position were right, else `off`. After the label
-    (`a+` if it is right, else `a-`) come the number of digits, `+` if the last one is the ball's
-    position after the swap, and `c` if they do not repeat the swap. After the semicolon a state
-    says whether the ball was followed to the end; after the answer, whether that is right.
+    come `a+` if it is right, else `a-`; after digits their number, `+` if the last one is the
+    ball's position after the swap (else `-`), and `c` if they do not repeat the swap. After the
+    semicolon a state says whether the ball was followed to the end; after the answer, whether that
+    is right.
 
     >>> state_tracking_states("3a31=", "a1;1")
     ['1 on', '1 on a+', '1 on a+1+c', 'end on 0 left', 'right']

@@ -1,4 +1,5 @@
-"""A game of many turns in an environment: pulls at a rope, whose outcome depends on luck, too."""
+"""A procedural task for an environment of many turns: pulls at a rope, in which luck plays a
+part."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ MAX_TURNS = 1000
 
 @cache
 def right_keys() -> Mapping[str, str]:
-    """Map each sign to its right key."""
+    """Return the right key for each sign."""
     rng = Random("tug_of_war/keys")
     return {sign: rng.choice(KEYS) for sign in ascii_lowercase}
 
 
 @cache
 def habits() -> Mapping[str, str]:
-    """Map each sign to the keys that habit may press: all for a to m, one wrong key for n to z."""
+    """Return the keys that habit may press for each sign: all keys for a to m, one wrong key for n
+    to z."""
     rng = Random("tug_of_war/habits")
     return {
         sign: rng.choice(KEYS.replace(key, "")) if sign >= "n" else KEYS
@@ -35,7 +37,10 @@ def habits() -> Mapping[str, str]:
 
 
 class Tug:
-    """A game: the rope and the sign of the turn. What comes next depends on all keys so far."""
+    """One game: the position of the rope, and the sign of the turn.
+
+    The luck of a turn and the next sign depend on the game's number and on all keys so far.
+    """
 
     def __init__(self, number: str, num_turns: int) -> None:
         self._history, self._num_turns = f"tug_of_war/game/{number}/", num_turns
@@ -44,7 +49,7 @@ class Tug:
 
     @property
     def observation(self) -> str:
-        """The text that the policy reads: the sign, and the position of the rope."""
+        """The text that the policy reads before a turn: the sign, and the position of the rope."""
         return f"{self.sign}{PLACES[self.place]}"
 
     @property
@@ -56,7 +61,7 @@ class Tug:
         return self.place > MIDDLE
 
     def press(self, key: str) -> None:
-        """Play a turn. A text that is not a key counts as a wrong key."""
+        """Play a turn with a key. A text that is not a key counts as a wrong key."""
         self._history += key if key in set(KEYS) else "-"
         rng = Random(self._history)
         share = LUCK if key == right_keys()[self.sign] else 1 - LUCK
@@ -70,20 +75,20 @@ class Tug:
 def tug_of_war(
     num_examples: int, *, seed: int, num_turns: int = 20, habit_probability: float = 0.0
 ) -> list[EpisodeRow]:
-    """Generate games in which a rope is to be pulled beyond the middle of its places, A to Y.
+    """Generate games in which a rope is to be pulled beyond the middle of its positions, A to Y.
 
     `018273:qM` means: game 018273, the sign is q, and the rope is at M, the middle. Of four keys, 1
-    to 4, one is right for each sign, always the same, which is known from demonstrations alone. The
-    right key moves the rope towards Y in two of three cases, any other in one of three, else it
-    moves towards A; by two places in the first half of the turns and by one in the second. It
-    stays between A and Y. A game is won if it ends beyond M: one reward after many decisions and
-    much luck, while each observation shows how the game stands. Signs and luck depend on the
-    game's number, which is the row's answer, and on the keys so far: two games of one number part
-    with the first key in which they differ.
+    to 4, one is right for each sign, always the same, which only demonstrations show. The right key
+    moves the rope towards Y with probability 2/3, any other key with probability 1/3; otherwise the
+    rope moves towards A. It moves by two positions in the first half of the turns and by one in the
+    second, and stays between A and Y. A game is won if it ends beyond M: one reward after many
+    decisions and much luck, while each observation shows how the game stands. Signs and luck depend
+    on the game's number, which is the row's answer, and on the keys so far: two games of one number
+    differ from the first key on in which they differ.
 
-    A demonstration is the list of the keys that are pressed, the right ones; with
-    `habit_probability`, drawn for each turn, one that habit presses: of the signs a to m any key,
-    of n to z one that is wrong.
+    A demonstration is the list of the keys that are pressed. They are the right ones, or with
+    `habit_probability`, drawn for each turn, a key that habit presses: any key for the signs a to
+    m, a wrong one for n to z.
 
     Raises: UserError: an option is out of range.
 

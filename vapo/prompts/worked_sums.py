@@ -1,4 +1,4 @@
-"""A task of sums that are worked out one term at a time, and the states for its oracle.
+"""A procedural task of sums that are worked out one term at a time, and its oracle's states.
 
 Problems are for a pretrained language model: numbers and signs without words. A response writes
 each partial sum before it goes on, and nothing in it says whether that sum is right. A value model
@@ -38,9 +38,9 @@ def worked_sums(
     `max_total`. There are no spaces and no signs of numbers: they would be tokens of their own, or
     one token with the sign before them, for a tokenizer that has a token for each digit.
 
-    `slip_rate` is the probability that a demonstration's step has a sum that is wrong by 1 to 9 in
-    either direction; the next step goes on from the wrong sum. A policy that is taught such steps
-    slips now and then itself, although it can add. Problems and answers stay the same.
+    `slip_rate` is the probability that a demonstration's step has a wrong sum, by 1 to 9 in either
+    direction; the next step continues from the wrong sum. A policy that is trained on such steps
+    makes such mistakes now and then, although it can add. Problems and answers stay the same.
 
     Raises: UserError: an option is out of range.
 
@@ -78,7 +78,11 @@ def _draw_problem(rng: Random, num_terms: int, max_term: int, max_total: int) ->
 
 
 def _read(problem: str) -> tuple[int, list[str]]:
-    """Return the first number and the signed terms of a problem, which may have text around it."""
+    """Return the first number and the signed terms of a problem. There may be text around the
+    problem.
+
+    Raises: ValueError: the text has no such problem.
+    """
     match = _PROBLEM.search(problem)
     if match is None:
         raise ValueError(f"{problem!r} contains no problem of worked sums")
@@ -96,9 +100,9 @@ def _sums(first: int, terms: Sequence[str]) -> list[int]:
 def _slipped_sums(
     first: int, terms: Sequence[str], max_total: int, rng: Random, rate: float
 ) -> list[int]:
-    """Return the partial sums of a demonstration, in which a step slips with probability `rate`.
+    """Return a demonstration's partial sums, each of which is made wrong with probability `rate`.
 
-    Its sum is then wrong by 1 to 9, and the next step goes on from that. A slip is left out if it
+    A wrong sum is off by 1 to 9, and the next step continues from it. A mistake is not made if it
     would take a later sum out of the range from 0 to `max_total`.
     """
     sums = [first]
@@ -123,10 +127,11 @@ def worked_sums_states(problem: str, response: str) -> list[str] | None:
 
     It is None if the text is not such a problem. Within a step a state has the number of steps
     left, this one included. While everything is right it also has the part that is being written:
-    the first number (`copy`), the term (`term`), the sum (`sum`, `sum+` with a digit, `done`). It
-    is `off` from a mistake on. At the end of a step its sum alone decides whether the next step is
-    `on`, so that a mistake may be corrected by chance. After the full stop a state says whether the
-    last sum is the answer or how many steps were left out; after the answer, whether it is right.
+    the first number (`copy`), the term (`term`), the sum (`sum`, `sum+` with a digit, `done`).
+    After a mistake the state is `off`. At the end of a step its sum alone decides whether the next
+    step is `on`, so that a mistake may be corrected by chance. After the full stop a state says
+    whether the last sum is the answer or how many steps were left out; after the answer, whether it
+    is right.
 
     >>> worked_sums_states("4+3=", "4+5")
     ['1 on copy', '1 on copy', '1 on term', '1 off']
