@@ -1,1 +1,1 @@
-"""Prompts: sources, rows, mixtures, curricula, procedural tasks."""
+"""Prompts: reads sources, mixes them, applies templates, and chooses an iteration's prompts."""

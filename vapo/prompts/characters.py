@@ -1,4 +1,4 @@
-"""Finds characters that a tokenizer drops, so that the policy would read another text."""
+"""Finds characters that a tokenizer drops, because of which the policy would read another text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class LostCharacters:
-    """The characters that a tokenizer drops, in the order of their code points, and the number of
-    prompts with one; `place` is the first such prompt's."""
+    """The characters that a tokenizer drops from prompts, in the order of their code points.
+
+    `num_prompts` of the `total` prompts have one, and `place` is the id of the first of them.
+    """
 
     characters: str
     num_prompts: int
@@ -35,10 +37,10 @@ class LostCharacters:
 def lost_characters(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> LostCharacters | None:
-    """Find the characters of the prompts that the tokenizer drops; None if it keeps all.
+    """Return the characters of the prompts that the tokenizer drops, or None if it drops none.
 
-    A normalized character is not dropped, as an ellipsis that becomes three dots. Spaces may be
-    dropped. A special token that a chat template writes is one token, whatever its characters.
+    A normalized character, such as an ellipsis that becomes three dots, is not dropped. Spaces may
+    be dropped. A special token that a chat template writes is one token, whatever its characters.
 
     Raises: UserError: every prompt has a dropped character.
     """
@@ -68,7 +70,7 @@ def dropped_characters(characters: Iterable[str], tokenizer: PreTrainedTokenizer
 
 
 def listed_characters(characters: str) -> str:
-    """List the first characters, quoted, and the number of the others."""
+    """Return a text with the first eight characters, quoted, and the number of further ones."""
     more = f" and {len(characters) - _SHOWN} more" if characters[_SHOWN:] else ""
     return ", ".join(map(repr, characters[:_SHOWN])) + more
 

@@ -1,4 +1,4 @@
-"""Checks that the chat template reads the variables that the config gives it."""
+"""Checks that the chat template reads the variables that the config sets for it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _MOST_LISTED = 20
 def check_template_variables(
     arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, key: str = _KEY
 ) -> None:
-    """Check that the chat template reads each of the variables that it is given.
+    """Check that the tokenizer's chat template reads each of the variables that it is given.
 
     A variable that the template does not read would silently change nothing.
 
     Args:
         arguments: the variables by name.
-        key: the config key or option that gives them, for the error.
+        key: the config key or option that sets them, for the error.
 
-    Raises: UserError: the template does not read a variable. The error lists those that it reads.
+    Raises: UserError: the template does not read a variable. The error lists the ones that it
+    reads.
     """
     if not arguments:
         return

@@ -1,4 +1,4 @@
-"""Takes values from a row by column: nested ones by a dotted name, answers by a pattern."""
+"""Reads values from a row's columns: nested ones by a dotted name, answers by a pattern."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ PASS_RATE = "pass_rate"
 
 
 def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any:
-    """Take the value of a column; `a.b` is field b of column a, `a.0` the first item of its list.
+    """Return the value of a row's column; `a.b` is field b of column a, `a.0` the first item of its
+    list.
 
-    A column whose own name has the dots takes precedence.
+    A column whose own name has the dots takes precedence. `place` names the row, and `key` is the
+    config key that names the column, for errors.
 
-    Raises: UserError: there is no such column; names the row, the config key and all columns.
+    Raises: UserError: there is no such column; it names the row, the config key and all columns.
 
     >>> take({"prompt": [{"content": "1+1="}]}, "prompt.0.content", place="f:1", key="k")
     '1+1='
@@ -40,7 +42,7 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
 
 
 def has_column(record: Mapping[str, Any], column: str) -> bool:
-    """Whether a row has the column, which may be nested, so that `take` finds it."""
+    """Whether a row has a column, which may be nested as in `take`."""
     try:
         take(record, column, place="", key="")
     except UserError:
@@ -58,9 +60,10 @@ def _available(value: Any, name: str, parent_names: list[str]) -> str:
 
 
 def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
-    """Return the first group of the pattern's last match, stripped, as the verifier `regex` does.
+    """Return the first group of the pattern's last match in a text, stripped, as the verifier
+    `regex` does.
 
-    Raises: UserError: the text does not match, or the group is empty; names the row.
+    Raises: UserError: the text does not match, or the group is empty; it names the row.
     """
     groups = [match.group(1) or "" for match in re.finditer(pattern, text)]
     answer = groups[-1].strip() if groups else ""
@@ -75,9 +78,9 @@ def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
 
 
 def pass_rate(record: Mapping[str, Any], *, place: str, key: str) -> float:
-    """Return the pass rate from the column that `vapo filter` writes.
+    """Return a row's pass rate, from the column that `vapo filter` writes.
 
-    Raises: UserError: there is none, or it is not between 0 and 1.
+    Raises: UserError: the column is missing, or its value is not between 0 and 1.
     """
     if PASS_RATE not in record:
         raise UserError(

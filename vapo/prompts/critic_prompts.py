@@ -1,4 +1,4 @@
-"""Makes the critic's own prompts, which have more in them than the policy's.
+"""Makes prompts for the critic alone, which may have more in them than the policy's.
 
 They are rendered and tokenized once for each prompt. Their ids are in `Prompt` beside the policy's.
 Only the critic's inputs are made from them, or those of OPPO's pass with the answer in the prompt.
@@ -32,12 +32,12 @@ _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 def with_critic_prompts(
     split: PromptSplit, config: FitConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PromptSplit:
-    """Add the critic's own prompts, or OPPO's with the answer, to both sets of prompts.
+    """Return the prompts with the critic's own prompts, or OPPO's with the answer, added to each.
 
-    A config with neither leaves the sets unchanged.
+    A config with neither leaves them unchanged.
 
     Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
-        length do not fit the network's positions.
+    length do not fit the network's positions.
     """
     add_critic_prompts = critic_prompt_adder(config, tokenizer)
     if add_critic_prompts is None:
@@ -65,8 +65,8 @@ def critic_prompt_adder(
     """Return a function that adds the critic's own prompts, or OPPO's, to prompts.
 
     It is None if the critic reads the policy's prompts. The function's arguments are the prompts
-    and the tokens of the longest response, for which there must be room. It raises as
-    `with_critic_prompts` does.
+    and the length of the longest response in tokens, for which there must be room. It raises what
+    `with_critic_prompts` raises.
     """
     critic_prompt, algorithm = config.critic.prompt, config.algorithm
     if isinstance(algorithm, OppoOptions):
@@ -94,9 +94,10 @@ def critic_prompt_adder(
 
 
 def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
-    """Fill a template's places with the prompt's text, its answer and columns of its row.
+    """Return a template with its `{name}` places filled with the prompt's text, its answer and
+    columns.
 
-    {prompt} is the policy's whole input text, a chat template's marks included. The inserted texts
+    {prompt} is the policy's whole input text, with a chat template's special tokens. Inserted texts
     are not searched for places.
 
     Raises: UserError: the row lacks such a column, or the column has neither text nor number.
@@ -126,7 +127,9 @@ def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
 
 
 def _check_answer(template: str, prompt: Prompt) -> None:
-    """Check that OPPO's prompt has an answer to show: without one it equals the policy's prompt.
+    """Check that a template with {answer} gets an answer that is not empty.
+
+    Otherwise OPPO's prompt would equal the policy's.
 
     Raises: UserError: the template shows the answer, and the prompt's answer is empty.
     """
@@ -141,9 +144,10 @@ def _check_answer(template: str, prompt: Prompt) -> None:
 def _check_lengths(
     prompts: list[Prompt], max_response_tokens: int, positions: int | None, key: str
 ) -> None:
-    """Check that each of the critic's prompts fits the network's positions with a full response.
+    """Check that each critic prompt with a response of full length fits the network's positions.
 
-    Prompts are never truncated, because the answer is at their end.
+    Prompts are never truncated, because the answer is at their end. If `positions` is None, there
+    is no limit.
 
     Raises: UserError: one does not fit.
     """

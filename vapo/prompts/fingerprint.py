@@ -1,4 +1,4 @@
-"""Short digests of model folders, which are cheap at any size, and of prompts."""
+"""Computes short digests of model folders, which are cheap at any size, and of prompts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _END_BYTES = 1 << 20
 
 
 def fingerprint(folder: str | Path) -> str | None:
-    """Return 12 hex digits for a folder's configs and weights; None if there is no such folder.
+    """Return 12 hex digits for a folder's configs and weights, or None if there is no such folder.
 
-    Each file counts by its name, its size and its first and last MiB. Training moves every weight,
-    so the ends of a file change with it. In a folder of several critics each has its own folder.
+    Each file counts by its name, its size and its first and last MiB. Training changes every
+    weight, so the ends of a file change with it. The folders of several critics, named by numbers,
+    are included.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -37,7 +38,7 @@ def fingerprint(folder: str | Path) -> str | None:
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """Return 12 hex digits for prompts, which depend on their texts and answers in this order."""
+    """Return 12 hex digits that depend on the prompts' texts and answers, in this order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(json.dumps([prompt.text, prompt.answer]).encode() + b"\n")

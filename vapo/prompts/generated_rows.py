@@ -1,4 +1,4 @@
-"""Rows of generators, with a curriculum's stages.
+"""Makes rows by generators, with the stages of a curriculum.
 
 The generators are the procedural tasks, reasoning_gym, and environments of the package verifiers.
 The packages are imported only by sources that need them.
@@ -73,17 +73,18 @@ def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
 def _row(
     place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: Demonstration
 ) -> SourceRow:
-    """Make the row of a generated problem, with the record that a file would have for it."""
+    """Make the row of a generated problem. Its `record` is what a file would have for it."""
     in_a_file = {n: list(v) if isinstance(v, tuple) else v for n, v in demonstration.items()}
     record = {"prompt": problem, "answer": answer, **in_a_file, **metadata}
     return SourceRow(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
 def verifiers_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """Return the tasks of an environment of the package verifiers, shuffled with the source's seed.
+    """Return a row for each task of an environment of the package verifiers, shuffled with the
+    source's seed.
 
-    If the tasks are endless, the first ones are taken. A task's tools are described in the system
-    message.
+    If the tasks are endless, the first `num_examples` are used. A task's tools are described in the
+    system message.
 
     Raises: UserError: the environment cannot be loaded, or a task has content that is not text.
     """
@@ -139,7 +140,7 @@ def _digest(data: dict[str, Any]) -> str:
 def check_reasoning_gym(key: str) -> None:
     """Check that reasoning_gym is installed, without importing it.
 
-    Raises: UserError: it is not.
+    Raises: UserError: it is not installed.
     """
     if importlib.util.find_spec("reasoning_gym") is None:
         raise _not_installed(key)
@@ -152,7 +153,10 @@ def _not_installed(key: str) -> UserError:
 
 
 def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
-    """Import reasoning_gym and check that it has the source's dataset."""
+    """Import reasoning_gym and check that it has the source's dataset; return the module.
+
+    Raises: UserError: it is not installed, or it has no such dataset.
+    """
     try:
         import reasoning_gym
         import reasoning_gym.factory
@@ -167,9 +171,9 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
 
 
 def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedSource:
-    """Return the source for a stage of its curriculum, whose settings take precedence.
+    """Return the source with the options of one stage of its curriculum, which take precedence.
 
-    Raises: UserError: the dataset's curriculum does not have the level.
+    Raises: UserError: reasoning_gym's curriculum for the dataset does not have the stage's level.
     """
     stage = source.curriculum[index]
     by_level = {} if stage.level is None else _options_of_level(source, stage, key)
@@ -178,8 +182,12 @@ def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedS
 
 
 def _options_of_level(source: GeneratedSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
-    """Return the dataset options of a level in reasoning_gym's curriculum, with the options of the
-    source and the stage."""
+    """Return all options of a dataset at the stage's level in reasoning_gym's curriculum.
+
+    The options of the source and of the stage take precedence.
+
+    Raises: UserError: there is no such level, or an option is not valid.
+    """
     gym, level = _reasoning_gym(source, key), stage.level
     assert level is not None
     if not gym.factory.has_curriculum(source.task):

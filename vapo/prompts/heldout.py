@@ -1,4 +1,4 @@
-"""Held-out prompts: split off the training sources, and kept apart from them."""
+"""Splits held-out prompts off the training sources, or keeps given ones apart from training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vapo.types import Prompt
 def without(
     source: TrainingSource, texts: Set[str], *, is_split_off: bool = False
 ) -> TrainingSource:
-    """Return a training source without the prompts that have one of these texts.
+    """Return a training source without the prompts whose text is among `texts`.
 
     Args:
         is_split_off: whether the held-out prompts were split off the training sources.
@@ -40,12 +40,13 @@ def without(
 
 
 def _key(source: TrainingSource) -> str:
-    """The source's key in the config."""
+    """Return the config key of a training source."""
     return f"data.train.sources.{source.name}" if source.name else "data.train"
 
 
 def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """Merge the sets in an order in which any beginning has about each set's share."""
+    """Merge sets of prompts so that every beginning of the result has about each set's overall
+    share."""
     placed = [
         ((2 * index + 1) / len(prompts), number, prompt)
         for number, prompts in enumerate(sets)
@@ -57,9 +58,13 @@ def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
 def split_off(
     sources: Sequence[TrainingSource], data: DataConfig
 ) -> tuple[list[TrainingSource], list[Prompt]]:
-    """Split held-out prompts off the training sources, in shares by weight, at least one of each.
+    """Split `data.heldout_size` prompts off the training sources, in proportion to their weights.
+
+    At least one is taken from each source.
 
     Returns: the sources with the remaining prompts, and the held-out prompts.
+
+    Raises: UserError: a source has too few prompts.
     """
     turns = TrainingSet(tuple(sources)).turns
     settings = sources_of(data, "train").values()

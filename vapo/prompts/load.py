@@ -1,4 +1,4 @@
-"""Loads prompts: rows of sources -> tokenized `Prompt`s, split into training and held-out.
+"""Loads prompts: reads rows of sources, tokenizes them, and splits training from held-out prompts.
 
 `load_prompts` reads rows, applies the template, drops prompts that are too long, and keeps the two
 sets disjoint. `vapo.prompts.training_set` chooses the prompts that an iteration trains on.
@@ -32,7 +32,7 @@ _SYSTEM_ROLES = ("system", "developer")  # some templates call it so
 
 @dataclass(frozen=True)
 class PromptReport:
-    """How many prompts there are, and how many were left out and why."""
+    """The numbers of prompts that were loaded and of those left out, with the reasons."""
 
     num_train: int
     num_heldout: int
@@ -46,7 +46,7 @@ class PromptReport:
     special: SpecialTexts | None = None
 
     def describe(self) -> str:
-        """Describe the counts in one line for the console."""
+        """Return the counts in one line for the console."""
         text = f"{self.num_train} training prompts, {self.num_heldout} held out"
         if self.sources:
             parts = ", ".join(f"{name} {number}" for name, number in self.sources.items())
@@ -72,7 +72,7 @@ class PromptReport:
 
 @dataclass(frozen=True)
 class PromptSplit:
-    """Prompts to train on and prompts to evaluate on; no text is in both."""
+    """The prompts to train on and the held-out prompts to evaluate on. No text is in both."""
 
     training: TrainingSet
     heldout: list[Prompt]
@@ -86,7 +86,7 @@ class PromptSplit:
 
 @dataclass
 class _Reading:
-    """What loading needs for every source, and the counts of what was left out so far."""
+    """What `load_prompts` needs to read each source, and the counts of what was left out so far."""
 
     data: DataConfig
     tokenizer: PreTrainedTokenizerBase
@@ -101,13 +101,12 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
 
     Training prompts whose texts are held out are left out and counted.
 
-    If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
-    the seed `data.train.seed`, so every run on this data holds out the same ones. In a mixture they
-    are drawn from each source with its own seed, in proportion to its weight.
+    If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with the
+    seed `data.train.seed`, so every run on this data holds out the same ones. In a mixture they are
+    drawn from each source with its own seed, in proportion to its weight.
 
-    Raises:
-        UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
-            of every prompt; names the key, file and row.
+    Raises: UserError: a source or row is unusable, a set is empty, or the tokenizer loses
+    characters of every prompt; it names the key, file and row.
     """
     if data.chat_template and not tokenizer.chat_template:
         raise UserError(
@@ -153,7 +152,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
 
 
 def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingSource:
-    """Load one training source, with the prompts of all its stages."""
+    """Return one training source, with the prompts of all its stages."""
     name, weight = source_name(key), getattr(source, "weight", 1)
     if not isinstance(source, GeneratedSource) or not source.curriculum:
         return TrainingSource(
@@ -171,7 +170,10 @@ def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingS
 
 
 def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) -> list[Prompt]:
-    """Load the prompts of one source that fit; those that are too long are counted."""
+    """Return the prompts of one source that are not too long, and count the ones that are.
+
+    Raises: UserError: the source has no rows, or none of its prompts fits.
+    """
     data, tokenizer = reading.data, reading.tokenizer
     rows = read_rows(source, key=key, left_out=reading.rows)
     if not rows:
@@ -230,11 +232,11 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
 
 
 def _render(row: SourceRow, template: str, reading: _Reading) -> str:
-    """Make the policy's input text from a row. The `template` is for plain text, not for messages.
+    """Return the policy's input text for a row. The `template` is for plain text, not for messages.
 
-    In a chat template, special tokens' texts in the row are marked. They are not marked in plain
-    text, which may have been rendered before with special tokens of its own. Messages without a
-    system prompt get the config's.
+    In a chat template, special tokens' texts in the row are replaced by marks (`SpelledText`).
+    Plain text is not marked, because it may have been rendered before with special tokens of its
+    own. Messages without a system prompt get the config's.
     """
     data, spelled = reading.data, reading.spelled
     if isinstance(row.problem, str):
@@ -269,13 +271,13 @@ def _render(row: SourceRow, template: str, reading: _Reading) -> str:
 def token_ids(
     text: str, tokenizer: PreTrainedTokenizerBase, place: str, label: str = ""
 ) -> list[int]:
-    """Tokenize a text without adding special tokens.
+    """Return the token ids of a text, without adding special tokens.
 
     Args:
         place: where the text comes from, for errors.
         label: what the text is, with a space behind it, for errors.
 
-    Raises: UserError: the tokenizer cannot write the text, or makes no token of it.
+    Raises: UserError: the tokenizer cannot encode the text, or makes no token of it.
     """
     try:
         # verbose: prompts above the tokenizer's own limit are counted, not warned about

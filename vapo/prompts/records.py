@@ -1,4 +1,4 @@
-"""Reads the records of files and Hugging Face datasets, each with its place for messages.
+"""Reads the records of files and Hugging Face datasets, each with a name of its place for messages.
 
 `datasets` and pyarrow are imported only if a source needs them.
 """
@@ -27,24 +27,25 @@ Records = Iterator[tuple[str, Any]]
 
 
 def read_records(source: FileSource, *, key: str) -> Records:
-    """Yield a source's records unchanged, each with its place.
+    """Yield a source's records unchanged, each after its place, such as `file.jsonl:3`.
 
     Args:
         key: the source's key in the config, for messages.
 
     Raises: UserError: there is no such file or dataset, or it cannot be read; the message names the
-        place.
+    place.
     """
     return _reader(source)(source, key)
 
 
 def is_on_a_hub(source: FileSource) -> bool:
-    """Whether `datasets` loads the source, because it is a hub's id or a folder and not a file."""
+    """Whether `datasets` loads the source, because its path is a hub's id or a folder and not a
+    file."""
     return _reader(source) is _huggingface_records
 
 
 def _reader(source: FileSource) -> Callable[[Any, str], Records]:
-    """Choose the reader by the source's kind. If a dataset's path is a file, its suffix decides."""
+    """Return the reader for a source's kind. If a dataset's path is a file, its suffix decides."""
     file = Path(source.path)
     suffix = file.suffix if isinstance(source, HuggingfaceSource) and not file.is_dir() else ""
     if isinstance(source, JsonlSource) or suffix in (".jsonl", ".json"):
@@ -91,7 +92,7 @@ def _json_records(source: FileSource, key: str) -> Records:
 
 
 def _first_byte(file: Path) -> bytes:
-    """Return the first byte that is neither whitespace nor of a UTF-8 byte-order mark.
+    """Return a file's first byte after whitespace and a UTF-8 byte-order mark.
 
     Only the first 4096 bytes are read; the result is `b''` if there is no such byte among them.
     """
@@ -111,7 +112,7 @@ def _value_of(line: bytes, place: str) -> Any:
 def _array_records(file: Path) -> Records:
     """Yield the objects of a file that is one JSON array.
 
-    Raises: UserError: the file is too large to be in memory as a whole, or not JSON.
+    Raises: UserError: the file is too large to be in memory as a whole, or is not JSON.
     """
     if file.stat().st_size > _MOST_ARRAY_BYTES:
         raise UserError(
@@ -128,14 +129,16 @@ def _array_records(file: Path) -> Records:
 
 
 def _reason(error: Exception) -> str:
-    """Say why JSON cannot be parsed, without the parser's line number: it is not the file's."""
+    """Return why JSON cannot be parsed, without the parser's line number, which is not the
+    file's."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, character {error.colno}"
     return str(error)
 
 
 def _hint(line: bytes) -> str:
-    """Guess from a line that is not JSON what is wrong with its file; empty without a guess."""
+    """Return a guess at what is wrong with a file, from a line of it that is not JSON; empty if
+    there is none."""
     if line[:2] == b"\0\0":
         return "; it begins with NUL bytes, as a file that was not written whole: copy it again"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:
@@ -183,7 +186,7 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Records:
 
 
 def check_dataset_path(path: str, key: str) -> None:
-    """Check a dataset's path. A path that does not exist on this machine is taken for a hub's id.
+    """Check a dataset's path. A path that does not exist on this machine is taken to be a hub's id.
 
     Raises: UserError: the path is a file that cannot be read as a dataset; or the hub cannot be
         reached, and its caches have no such dataset.
@@ -237,7 +240,7 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Any:
 
 
 def plain_dataset(rows: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a `datasets` object in Python's types, even if its format is tensors.
+    """Yield the rows of a `datasets` object with Python's types, even if its format is tensors.
 
     Tensors would lose digits: torch's format makes all floats float32. A transform of the user's
     own still applies.

@@ -1,4 +1,4 @@
-"""The rows of a source, and the counts of rows that are left out."""
+"""The row type that all sources give, and functions that leave rows out and count them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SourceRow:
     def columns(self) -> dict[str, Any]:
         """The row's values by column: the problem as `prompt`, then the record, then the metadata.
 
-        Of values with the same name the last one counts.
+        If several have the same name, the last one counts.
         """
         problem = {"prompt": self.problem} if self.problem else {}
         return {**problem, **self.record, **self.metadata}
@@ -41,7 +41,7 @@ class SourceRow:
 
 @dataclass
 class LeftOut:
-    """How many rows of a source were left out, and why."""
+    """The numbers of rows of the sources that were left out, by reason."""
 
     duplicates: int = 0
     contradictions: int = 0  # the duplicates with another answer than the first row's
@@ -62,7 +62,8 @@ def passing(
 
 
 def first_of_each(rows: Iterable[SourceRow], left_out: LeftOut) -> Iterator[SourceRow]:
-    """Yield the first row of each problem, a text or messages; `left_out` counts the others."""
+    """Yield the first row of each problem, which is a text or messages; `left_out` counts the
+    others."""
     answers: dict[str, str] = {}
     for row in rows:
         problem = row.problem if isinstance(row.problem, str) else json.dumps(row.problem)

@@ -1,4 +1,4 @@
-"""Reads the sources of prompts: files, Hugging Face datasets and generators -> `SourceRow`s.
+"""Reads the rows of prompt sources: files, Hugging Face datasets and generators.
 
 Rows are checked here, so that an error names a malformed row's file and line before any model
 loads. `vapo.prompts.records` reads the files.
@@ -39,9 +39,12 @@ from vapo.prompts.rows import LeftOut, Message, SourceRow, first_of_each, passin
 def read_rows(
     source: PromptSource, *, key: str, left_out: LeftOut | None = None
 ) -> list[SourceRow]:
-    """Read all rows of one source. `key` is the source's key in the config, for error messages.
+    """Return the rows of one source, without duplicates if the config says so. `left_out` counts
+    those dropped.
 
-    Raises: UserError: the source is missing or a row is malformed; names file and line.
+    `key` is the source's key in the config, for error messages.
+
+    Raises: UserError: the source is missing or a row is malformed; it names file and line.
     """
     left_out = LeftOut() if left_out is None else left_out
     if isinstance(source, FileSource):
@@ -69,7 +72,7 @@ def check_source(source: PromptSource, *, key: str) -> None:
     A hub's dataset is not checked here, since it may have to be loaded over the network. A
     generator's options are tried on one row.
 
-    Raises: UserError: as `read_rows` does.
+    Raises: UserError: what `read_rows` raises.
     """
     if isinstance(source, ReasoningGymSource):
         check_reasoning_gym(key)
@@ -118,9 +121,10 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> S
 
 
 def _carried(row: SourceRow) -> SourceRow:
-    """Return the row if it can be sent to processes and written to files and pages.
+    """Return the row, after checking that it can be sent to processes and written to files and
+    pages.
 
-    Raises: UserError: it cannot; names the row and the column.
+    Raises: UserError: it cannot; it names the row and the column.
     """
     for column, value in row.record.items():
         try:
@@ -133,7 +137,11 @@ def _carried(row: SourceRow) -> SourceRow:
 
 
 def _demonstration(value: Any, where: str) -> Demonstration | None:
-    """Check a demonstration: a worked response, or the policy's turns of an episode as texts."""
+    """Check and return a demonstration: a worked response, the turns of an episode as texts, or
+    None.
+
+    Raises: UserError: it has another form.
+    """
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -1,9 +1,9 @@
-"""Keeps a special token's text in a problem as text when the prompt is in a chat template.
+"""Keeps the text of a special token in a problem as text when the prompt is in a chat template.
 
-Turn markers are special tokens. A problem with the text of one would end the user's turn, or open
-the policy's. So such texts in rows are replaced by marks before the template is rendered, and
-spelled in letters where the marks then stand. A row without such a text gets the same tokens as
-without this module.
+Turn markers are special tokens. A problem with the text of one would end the user's turn, or begin
+the policy's. So such texts in rows are replaced by marks before the template is rendered. Where the
+marks then are, the texts are tokenized letter by letter. A row without such a text gets the same
+tokens as without this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _SHOWN = 60
 
 
 class SpelledText:
-    """Finds, marks and spells the texts of one tokenizer's special tokens.
+    """Replaces the texts of a tokenizer's special tokens by marks, and tokenizes them as ordinary
+    letters.
 
     In a chat the turn markers of its template count as special tokens, too, since not all
     tokenizers mark them as special. Special tokens with ordinary texts are left out: some models
@@ -52,11 +53,11 @@ class SpelledText:
         self._numbers: dict[str, int] = {}
 
     def marked(self, text: str) -> str:
-        """Replace each special token's text by a mark."""
+        """Return a text with each special token's text replaced by a mark."""
         return self.pattern.sub(self._mark, text)
 
     def unmarked(self, text: str) -> str:
-        """Put the special tokens' texts back in place of their marks."""
+        """Return a text with each mark replaced by the special token's text that it stands for."""
         texts = list(self._numbers)
 
         def original_text(mark: re.Match[str]) -> str:
@@ -66,10 +67,10 @@ class SpelledText:
         return _MARK.sub(original_text, text)
 
     def rendered_ids(self, text: str) -> list[int] | None:
-        """Return the tokens of a rendered text with marks; None for a text without marks.
+        """Return the token ids of a rendered text that has marks, or None if it has none.
 
-        If a mark stands between two special tokens of the template, all text between these is
-        spelled.
+        Marked texts become letters. All text between two special tokens of the template is spelled
+        if a mark is in it.
         """
         if not _MARK.search(text):
             return None
@@ -87,10 +88,11 @@ class SpelledText:
         return ids + _tokens(plain, self._tokenizer)
 
     def letters(self, text: str) -> list[int]:
-        """Return the tokens of a text without special tokens: the texts of these are spelled.
+        """Return the token ids of a text in which special tokens' texts become ordinary letters.
 
-        A few tokenizers make a special token of its letters anyway. They get the text one character
-        at a time. What is still a special token then, as for an unknown character, is left out.
+        A few tokenizers make a special token of the letters anyway. For them the text is tokenized
+        one character at a time. What is still a special token then, such as the one for an unknown
+        character, is left out.
         """
         ids = self._split(text)
         if self._controls.isdisjoint(ids):
@@ -126,8 +128,8 @@ def _turn_markers(
 ) -> frozenset[int]:
     """Return the ids of added tokens in brackets that the chat template writes around messages.
 
-    Added tokens without brackets may be ordinary text, as Gemma's runs of line ends. A template may
-    refuse the conversations that are tried here; if it refuses the prompts, their rendering fails.
+    Added tokens without brackets may be ordinary text, as Gemma's runs of line ends. If the
+    template refuses the conversations that are tried here, the set is empty.
     """
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     for conversation in (messages, messages[:1]):
@@ -145,7 +147,8 @@ def _turn_markers(
 
 @dataclass
 class SpecialTexts:
-    """Counts rows with special tokens' texts in their problems; knows whether these stay text."""
+    """Counts rows whose problems have special tokens' texts. `is_spelled` says whether these stay
+    text."""
 
     is_spelled: bool
     num_rows: int = 0
@@ -162,7 +165,8 @@ class SpecialTexts:
             self.texts.update(dict.fromkeys(special_texts))
 
     def describe(self) -> str:
-        """Say how many rows have special tokens' texts; empty if there is no such row."""
+        """Return a text on how many rows have special tokens' texts; empty if there is no such
+        row."""
         if not self.num_rows:
             return ""
         names = ", ".join(map(repr, self.texts))

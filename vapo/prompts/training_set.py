@@ -1,4 +1,4 @@
-"""The training set: sources with weights, each with stages, and which prompts an iteration takes.
+"""The training set: sources with weights, each with stages; chooses the prompts of each iteration.
 
 Everything is a function of counters, so that a resumed run continues where it stopped.
 """
@@ -18,7 +18,7 @@ from vapo.types import Prompt
 
 @dataclass(frozen=True)
 class StagePrompts:
-    """The prompts of a source from an iteration on. Without a curriculum a source has one stage."""
+    """The prompts of a source from an iteration on. A source without a curriculum has one stage."""
 
     prompts: Sequence[Prompt]
     from_iteration: int = 0
@@ -26,30 +26,33 @@ class StagePrompts:
 
 @dataclass(frozen=True)
 class TrainingSource:
-    """A source of training prompts. Its name is empty unless it belongs to a mixture."""
+    """A source of training prompts, with its stages. Its name is empty unless it belongs to a
+    mixture."""
 
     stages: tuple[StagePrompts, ...]
     name: str = ""
     weight: int = 1
 
     def stage_at(self, iteration: int) -> int:
-        """The index of the stage that an iteration belongs to."""
+        """Return the index of the stage that an iteration (counted from 0) belongs to."""
         starts = [stage.from_iteration for stage in self.stages]
         return bisect_right(starts, iteration) - 1
 
 
 @dataclass(frozen=True)
 class TrainingSet:
+    """All training prompts, as sources that take turns by their weights."""
+
     sources: tuple[TrainingSource, ...]
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> TrainingSet:
-        """Make a training set of one source without stages."""
+        """Make a training set of prompts that all belong to one source with one stage."""
         return cls((TrainingSource((StagePrompts(prompts),)),))
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts of all sources and stages."""
+        """The prompts of all sources and stages, in one list."""
         return [p for source in self.sources for stage in source.stages for p in stage.prompts]
 
     @cached_property
@@ -58,17 +61,18 @@ class TrainingSet:
 
     @cached_property
     def _permutation(self) -> Callable[[int, int, int], tuple[int, ...]]:
-        """The function `_permutation` with a cache of two results for each source.
+        """The module's function `_permutation` with a cache of two results for each source.
 
         An iteration may need two of a source's permutations.
         """
         return lru_cache(maxsize=2 * len(self.sources))(_permutation)
 
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
-        """Return the prompt at a position of the sequence; iteration i begins at i * num_prompts.
+        """Return the prompt at position `place` of the training order; iteration i begins at i *
+        num_prompts.
 
-        A source goes through seeded permutations of its stage, one after the other, from the
-        position where the stage begins. So no prompt is repeated before all were used.
+        A source goes through seeded permutations of its stage's prompts, one after the other, from
+        the position where the stage begins. So no prompt is repeated before all were used.
         """
         index = self.turns.source(place)
         source = self.sources[index]
@@ -82,13 +86,14 @@ class TrainingSet:
 
 
 class Turns:
-    """Whose turn it is among a mixture's sources: an endless sequence with the period sum(weights).
+    """The order in which a mixture's sources take turns: an endless sequence with the period
+    sum(weights).
 
-    Among the first p places source s has n_s(p) turns with
+    Among the first p positions source s has n_s(p) turns with
         |n_s(p) - p * w_s / sum(w)| < 1
     for every p: the k-th turn of s (from 0) lies in the window floor(k W / w) <= p <
-    ceil((k + 1) W / w), and taking the earliest window's end first fills all windows whenever
-    that is possible, and evenly spread turns show that it is.
+    ceil((k + 1) W / w). Giving each position to the open window that ends first fills all windows
+    whenever that is possible, and evenly spread turns show that it is.
 
     Source: Liu and Layland 1973 (earliest deadline first), on the windows of Baruah et al. 1996
     (proportionate progress).
@@ -104,11 +109,11 @@ class Turns:
             self._places[source].append(place)
 
     def source(self, place: int) -> int:
-        """Return the index of the source whose turn is at this position."""
+        """Return the index of the source whose turn is at position `place`."""
         return self.order[place % self.period]
 
     def count(self, source: int, place: int) -> int:
-        """Return how many turns the source has before a position."""
+        """Return the number of turns that a source has before position `place`."""
         cycle, rest = divmod(place, self.period)
         return cycle * self.weights[source] + bisect_left(self._places[source], rest)
 
@@ -143,7 +148,7 @@ def group_sampling(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[Prompt]:
-    """Choose this rank's prompts of one iteration: a pure function of its arguments.
+    """Return this rank's prompts of one iteration. It is a pure function of its arguments.
 
     Iterations go through seeded permutations of the whole set, one after the other: iteration i
     takes positions [i * num_prompts, (i + 1) * num_prompts) of this sequence, so no prompt is
