@@ -85,6 +85,7 @@ class ChatEndpoint:
         self._server.server_close()
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
+        """Serve one HTTP request: refuse it, or pass the call on and send the policy's answer."""
         try:
             body = self._body(handler)
             if not self._is_busy.acquire(blocking=False):
@@ -161,6 +162,7 @@ def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
 
 
 def _tool_call(text: str, index: int) -> dict[str, Any] | None:
+    """Parse the JSON of a tool call; return it in OpenAI's form, or None if it is malformed."""
     try:
         call = json.loads(text)
         name = call["name"]
@@ -178,6 +180,8 @@ def _tool_call(text: str, index: int) -> dict[str, Any] | None:
 
 
 def _completion(message: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
+    """Return a message as the body of an OpenAI chat completion, or of a chunk of one if
+    streamed."""
     calls = message.get("tool_calls")
     if calls and is_stream:
         message = {**message, "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)]}

@@ -33,7 +33,7 @@ def user_class(
     Each episode has an instance of its own.
 
     Raises: UserError: the class cannot be imported, lacks a method, or does not take
-    `environment.args`.
+        `environment.args`.
     """
     class_ = function_of(path, class_bytes, key=KEY, folder=folder)
     for name, argument in _METHODS.items() if isinstance(class_, type) else ():

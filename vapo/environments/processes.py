@@ -120,7 +120,7 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
             raise; None: it is discarded.
 
     Raises: UserError: the class cannot be imported, lacks a method, or cannot be called with
-    `environment.args`; or the environment of the package verifiers cannot be loaded.
+        `environment.args`; or the environment of the package verifiers cannot be loaded.
     """
     block = config.environment
     assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"

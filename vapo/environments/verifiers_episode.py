@@ -48,7 +48,7 @@ class VerifiersEpisode:
         prompt.
 
         Raises: ValueError: the row is not of a task of the environment, or the rollout begins with
-        other messages than the task's.
+            other messages than the task's.
         """
         data = row.get(TASK)
         if not isinstance(data, dict):

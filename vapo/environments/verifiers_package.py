@@ -63,6 +63,7 @@ def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any
 
 
 def _config_data(identity: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the package's config for an environment: `args`, its id, and how its agents run."""
     from verifiers.v1 import AgentConfig
     from verifiers.v1.utils import loaders
 

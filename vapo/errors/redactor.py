@@ -80,6 +80,10 @@ class _Secret:
         self.is_strong = len(text) >= _STRONG_CHARS and len(kinds_of) > 1
 
     def removed_from(self, text: str, *, may_escape: bool) -> str:
+        """Return a text with the secret replaced in all its spellings.
+
+        `may_escape` says whether the text has a character that begins an escape.
+        """
         if may_escape:
             text = self.replacement.join(self._escaped.split(text))
         elif self.text in text:
@@ -184,10 +188,10 @@ _error_redactor = Redactor()
 
 
 def hide(texts: Iterable[tuple[str, str]], *, in_errors: Iterable[tuple[str, str]] = ()) -> None:
-    """Hide these texts from now on. Each pair has a text and what is shown in its place.
+    """Let `without_hidden` and `redacted` replace these texts from now on.
 
-    Texts of earlier calls are no longer hidden: a process hides the secrets of its own config and
-    environment.
+    Each pair has a text and what is shown in its place. Texts of earlier calls are no longer
+    hidden: a process hides the secrets of its own config and environment.
 
     Args:
         in_errors: further texts that only `redacted` hides. Their names are not secret names, and
@@ -199,7 +203,8 @@ def hide(texts: Iterable[tuple[str, str]], *, in_errors: Iterable[tuple[str, str
 
 
 def hide_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Hide the secrets in the environment's variables from now on."""
+    """Let `without_hidden` and `redacted` replace the secrets in the environment's variables from
+    now on."""
     hide(texts_of_environment(environ).items())
 
 

@@ -41,7 +41,7 @@ def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, A
             0.1 and not 0.10000000149011612. It takes time, and arithmetic does not need it.
 
     Raises: UserError: the file cannot be read, has two columns of one name, or its rows are too
-    large.
+        large.
     """
     with opened(path) as file:
         for batch in checked_batches(file, path):
@@ -339,6 +339,8 @@ def narrow_columns(schema: pa.Schema) -> dict[str, Callable[[Any], Any]]:
 
 
 def _narrowing(kind: Any) -> Callable[[Any], Any] | None:
+    """Return a function that gives values of an Arrow type the fewest digits, or None if none is
+    needed."""
     import pyarrow as pa
 
     width = {pa.float16(): "float16", pa.float32(): "float32"}.get(kind)

@@ -260,6 +260,7 @@ def _plain_object(value: Mapping[Any, Any], levels: int) -> dict[str, Any]:
 
 
 def _plain_array(value: Any, levels: int) -> Any:
+    """Convert an array, tensor or series to lists of JSON's types (see `plain_value`)."""
     kind = str(getattr(value, "dtype", "")).lower()
     is_time = type(value).__module__ == "numpy" and kind.startswith(("datetime64", "timedelta64"))
     try:

@@ -229,7 +229,7 @@ def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
     A network disk may lock files but no folders: there a file `.lock` in the folder is locked.
 
     Raises: UserError: another process holds the lock for longer than `wait_s`. OSError: neither can
-    be locked.
+        be locked.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

@@ -27,7 +27,7 @@ def check_template_variables(
         key: the config key or option that sets them, for the error.
 
     Raises: UserError: the template does not read a variable. The error lists the ones that it
-    reads.
+        reads.
     """
     if not arguments:
         return

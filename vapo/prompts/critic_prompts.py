@@ -37,7 +37,7 @@ def with_critic_prompts(
     A config with neither leaves them unchanged.
 
     Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
-    length do not fit the network's positions.
+        length do not fit the network's positions.
     """
     add_critic_prompts = critic_prompt_adder(config, tokenizer)
     if add_critic_prompts is None:

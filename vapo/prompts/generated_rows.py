@@ -36,6 +36,10 @@ The digest of the task's data is in it, because equal prompts count as one probl
 
 
 def procedural_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
+    """Return the rows of a procedural task. `key` is the source's config key, for errors.
+
+    Raises: UserError: the task or an option is not valid.
+    """
     try:
         generated = procedural.generate(
             source.task, source.options, num_examples=source.num_examples, seed=source.seed
@@ -50,6 +54,10 @@ def procedural_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
 
 
 def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
+    """Return the rows of a dataset of reasoning_gym. `key` is the source's config key, for errors.
+
+    Raises: UserError: the package is missing, or the dataset or an option is not valid.
+    """
     gym = _reasoning_gym(source, key)
     size = source.num_examples
     try:

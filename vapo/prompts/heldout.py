@@ -80,6 +80,11 @@ def split_off(
 def _split(
     source: TrainingSource, size: int, seed: int, *, total: int
 ) -> tuple[list[Prompt], list[Prompt]]:
+    """Split `size` prompts, chosen by the seed, off a source; return the training and held-out
+    prompts.
+
+    Raises: UserError: the source has too few prompts.
+    """
     prompts = source.stages[0].prompts
     if len(prompts) <= size:
         key = _key(source)

@@ -106,7 +106,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     drawn from each source with its own seed, in proportion to its weight.
 
     Raises: UserError: a source or row is unusable, a set is empty, or the tokenizer loses
-    characters of every prompt; it names the key, file and row.
+        characters of every prompt; it names the key, file and row.
     """
     if data.chat_template and not tokenizer.chat_template:
         raise UserError(

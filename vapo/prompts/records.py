@@ -33,7 +33,7 @@ def read_records(source: FileSource, *, key: str) -> Records:
         key: the source's key in the config, for messages.
 
     Raises: UserError: there is no such file or dataset, or it cannot be read; the message names the
-    place.
+        place.
     """
     return _reader(source)(source, key)
 

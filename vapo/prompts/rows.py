@@ -51,6 +51,8 @@ class LeftOut:
 def passing(
     records: Iterable[tuple[str, Any]], source: FileSource, key: str, left_out: LeftOut
 ) -> Iterator[tuple[str, Any]]:
+    """Yield the records whose pass rate is within the source's bounds; `left_out` counts the
+    others."""
     low, high = source.min_pass_rate, source.max_pass_rate
     for place, record in records:
         if (low, high) != (None, None) and isinstance(record, Mapping):

@@ -90,6 +90,10 @@ def check_source(source: PromptSource, *, key: str) -> None:
 
 
 def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> SourceRow:
+    """Make a row from a file's record, by the source's columns.
+
+    Raises: UserError: a column is missing or has a value that cannot be used; it names the row.
+    """
     if not isinstance(record, Mapping):
         hint = ", an array: write one object on each line, as with `jq -c '.[]'`"
         raise UserError(

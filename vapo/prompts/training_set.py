@@ -120,6 +120,7 @@ class Turns:
 
 @lru_cache(maxsize=8)
 def _order(weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one period of the turns of sources with these weights (see `Turns`)."""
     total, counts, order = sum(weights), [0] * len(weights), []
     for place in range(total):
         open_windows = [
@@ -134,6 +135,7 @@ def _order(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """Return a permutation of 0 ... size - 1, which depends on the seed and the epoch."""
     order = list(range(size))
     Random(f"group_sampling/{seed}/{epoch}").shuffle(order)
     return tuple(order)

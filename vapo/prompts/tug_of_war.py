@@ -37,7 +37,8 @@ def habits() -> Mapping[str, str]:
 
 
 class Tug:
-    """One game: the position of the rope, and the sign of the turn.
+    """One game. It knows the position of the rope, and the sign, a letter that decides which key is
+    right.
 
     The luck of a turn and the next sign depend on the game's number and on all keys so far.
     """

@@ -85,6 +85,7 @@ def _same_percentage(gold: Form, answer: Form) -> bool:
 
 
 def _same(gold: Form, answer: Form) -> bool:
+    """Whether two parsed answers are equal. The forms' kinds decide how they are compared."""
     kinds = {gold.kind, answer.kind}
     if "unknown" in kinds:
         return False
@@ -113,6 +114,7 @@ def _same(gold: Form, answer: Form) -> bool:
 
 
 def _same_equation(gold: Form, answer: Form) -> bool:
+    """Whether two answers are equal, at least one of which is an equation: `x = 5` equals 5."""
     if gold.kind != "equation":
         if _is_choice(gold) and re.fullmatch("[A-Z]", answer.label):  # A = B is two choices
             return False
@@ -176,6 +178,8 @@ def _same_words(gold: Form, answer: Form) -> bool:
 
 
 def _same_value(gold: Form, answer: Form) -> bool:
+    """Whether two values with units are equal. Only a unit that does not change the number may be
+    missing."""
     expected, response = gold.expression, answer.expression
     if gold.unit == answer.unit:
         return values_equal(expected, response)
@@ -208,6 +212,8 @@ def _without_unit(form: Form) -> Node:
 
 
 def _same_relation(gold: Form, answer: Form) -> bool:
+    """Whether two inequalities are equal: their sides differ by a constant factor, which may flip
+    the sign."""
     ratio = constant_ratio(gold.expression, answer.expression)
     if ratio is None:
         return False
@@ -215,6 +221,7 @@ def _same_relation(gold: Form, answer: Form) -> bool:
 
 
 def _same_in_any_order(gold: Form, answer: Form) -> bool:
+    """Whether two lists, sets or unions have equal items, in any order."""
     reference_items, response_items = list(gold.items), list(answer.items)
     names = [{item.label for item in items} for items in (reference_items, response_items)]
     if (

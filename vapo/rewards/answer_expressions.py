@@ -48,6 +48,9 @@ def parse_expression(text: str) -> Node:
 
 
 class _Parser:
+    """A recursive-descent parser of an expression's tokens. Each method parses one rule of the
+    grammar."""
+
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
         self.position = 0
@@ -113,6 +116,7 @@ class _Parser:
         return is_number(token) or is_letter(token) or token in _BEGINNINGS
 
     def factor(self) -> Node:
+        """Parse a function, or an atom with its power, degree sign or factorial."""
         is_function = self.peek() in FUNCTIONS
         node = self.function() if is_function else self.atom()
         num_powers = 0
@@ -159,6 +163,8 @@ class _Parser:
         return node
 
     def atom(self) -> Node:
+        """Parse a number, a symbol, a group in brackets or bars, a fraction, a binomial or a
+        root."""
         token = self.peek()
         if is_number(token):
             return self.number()

@@ -114,7 +114,7 @@ def named_point(names: Sequence[str], point: Form) -> Form:
     """Return the point with its coordinates' names, as in `(x, y) = (3, 4)`.
 
     Raises: NotUnderstoodError: the other side is not a point with as many coordinates as names, or
-    the names have no usual order.
+        the names have no usual order.
     """
     if point.mark != "()" or len(point.items) != len(names) or not have_an_order(names):
         raise NotUnderstoodError("names of something else than a point's coordinates")

@@ -34,6 +34,7 @@ class UndefinedError(ArithmeticError):
 
 
 def numbers_equal(a: Number, b: Number) -> bool:
+    """Whether two numbers are equal: exactly if both are rational, else to 150 digits."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a == b
     a, b = inexact(a), inexact(b)
@@ -53,10 +54,16 @@ def are_too_small(a: Number, b: Number) -> bool:
 
 
 def inexact(value: Number) -> Number:
+    """Return a rational number as mpmath's float, and other numbers unchanged."""
     return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
 def bounded(value: Number) -> Number:
+    """Return a number, after checking its size. A complex number without imaginary part becomes
+    real.
+
+    Raises: UndefinedError: it is not finite. UnsafeTextError: it is too large to compute with.
+    """
     if isinstance(value, Fraction):
         bits = max(value.numerator.bit_length(), value.denominator.bit_length())
         if bits > MAX_BITS:
@@ -85,6 +92,10 @@ def _divide(a: Number, b: Number) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
+    """Return base ** exponent, exactly if it is rational.
+
+    Raises: UndefinedError: it has no value or several. UnsafeTextError: it is too large to compute.
+    """
     if base == 0:
         if _is_complex(exponent) or exponent <= 0:
             raise UndefinedError("a power of zero")
@@ -113,6 +124,11 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _root(base: Number, degree: Number) -> Number:
+    """Return the root of a whole degree, exactly if it is rational. An odd root of a negative
+    number is real.
+
+    Raises: UndefinedError: the degree is unusable, or the number has no such root.
+    """
     if _is_complex(degree) or degree != int(degree) or not 2 <= degree <= 1_000:
         raise UndefinedError("a root of this degree")
     whole_degree = int(degree)

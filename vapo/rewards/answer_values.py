@@ -3,7 +3,7 @@
 Expressions with symbols are compared at points (Schwartz 1980: unequal polynomials differ at almost
 all points). Roots and logarithms are those of real numbers: where a part of one side is not real,
 as in the root of a negative number, the sides are not compared, unless too few points remain. The
-time is linear in the text's length.
+time depends on the text's length.
 """
 
 from __future__ import annotations
@@ -269,6 +269,10 @@ class _Point:
         self.is_real = True
 
     def value(self, node: Node) -> Number:
+        """Return an expression's value at the point.
+
+        Raises: UndefinedError: it has none. UnsafeTextError: a number is too large to compute.
+        """
         if node.kind == "number":
             return bounded(node.value)
         if node.kind == "symbol":
@@ -283,6 +287,10 @@ class _Point:
 
 
 def _applied(kind: str, values: list[Number]) -> Number:
+    """Return the value of an operation or function, named `kind`, for the values of its arguments.
+
+    Raises: UndefinedError: it has none. UnsafeTextError: a number is too large to compute.
+    """
     if kind in EXACT:
         if not all(isinstance(value, Fraction) for value in values):
             values = [inexact(value) for value in values]

@@ -114,7 +114,7 @@ def split_unit(text: str) -> tuple[str, Unit | None, int]:
     """Split a number's text from its unit.
 
     Returns: the number's text, its unit or None, and the scale, by which the number is multiplied
-    (1,000,000 for `million`).
+        (1,000,000 for `million`).
 
     Raises: NotUnderstoodError: the words after the number are not a unit.
     """

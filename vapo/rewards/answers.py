@@ -100,6 +100,10 @@ def parse_answer(text: str) -> Form:
 
 
 def _any(text: str) -> Form:
+    """Parse an answer, which may be a list or a choice.
+
+    Raises: NotUnderstoodError: a part of the text is not understood.
+    """
     if match := CHOICE.fullmatch(text):
         text = match[1]
     if words := _words(text):
@@ -253,6 +257,10 @@ def _equation(parts: list[str]) -> Form:
 
 
 def _value(text: str) -> Form:
+    """Parse a single value: words, a mixed number, or an expression with a unit.
+
+    Raises: NotUnderstoodError: a part of the text is not understood.
+    """
     if words := _words(text):
         return words
     if match := _MIXED.fullmatch(text):
@@ -282,6 +290,8 @@ def _scientific(text: str) -> Node | None:
 
 
 def _words(text: str) -> Form | None:
+    """Parse an answer in words, which may name a number or a quantity; return None for other
+    text."""
     if not _WORDS.fullmatch(text):
         return None
     if quantity := _counted_in_words(text):

@@ -27,10 +27,10 @@ _TEXTS = ("prompt", "completion")
 
 
 def as_trl_or_verl_function(function: Callable[..., Any], label: str) -> ThreeArguments | None:
-    """Wrap a function that was written for TRL or verl in one of response text, answer and
-    metadata.
+    """Return a function of response text, answer and metadata that calls `function` as TRL or verl
+    does.
 
-    Return None if the names of its parameters are neither TRL's nor verl's.
+    It is None if the names of `function`'s parameters are neither TRL's nor verl's.
 
     Args:
         label: the config key and the function, for messages.
@@ -51,6 +51,10 @@ def as_trl_or_verl_function(function: Callable[..., Any], label: str) -> ThreeAr
 def _trl_function(
     function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], label: str
 ) -> ThreeArguments:
+    """Return a function of response text, answer and metadata that calls `function` as TRL does.
+
+    Raises: UserError: `function` needs an argument that only TRL's trainer has.
+    """
     if missing := [name for name in _required_names(parameters) if name in _UNAVAILABLE]:
         raise UserError(
             f"{label} needs {', '.join(missing)}, which TRL's trainer has and vapo does not: write "
@@ -92,6 +96,10 @@ def _trl_function(
 def _verl_function(
     function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], label: str
 ) -> ThreeArguments:
+    """Return a function of response text, answer and metadata that calls `function` as verl does.
+
+    Raises: UserError: `function` needs an argument that verl does not give.
+    """
     if missing := [name for name in _required_names(parameters) if name not in _VERL]:
         raise UserError(
             f"{label} needs {', '.join(missing)} beside what verl gives ({', '.join(_VERL)}): give "

@@ -176,6 +176,11 @@ def guarded() -> Iterator[None]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse, while `guarded`, what this audit event announces: code, a file for writing, a
+    process.
+
+    Raises: UnsafeTextError: the event is refused.
+    """
     global _guarded
     if not _guarded or not event.startswith(("compile", *_DENIED_EVENTS)):
         return

@@ -189,7 +189,7 @@ class VerifierScorer(Scorer):
     ) -> Callable[[], object]:
         """Queue a rollout for one judge; return a function that withdraws it.
 
-        A rollout without the text `rewards.answer_after` is replied to as incorrect at once.
+        If no part of its response is judged (`judged_part`), the reply "incorrect" comes at once.
         """
 
         def on_checked_reply(reply: dict[str, Any]) -> None:

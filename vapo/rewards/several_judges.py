@@ -115,7 +115,7 @@ def one_or_several(
     """Start the judge of `rewards`, or one judge for each of its several verifiers.
 
     Raises: UserError: `make_judge` raised it; the message names the verifier's key. Started judges
-    are closed.
+        are closed.
     """
     if not isinstance(rewards, SeveralVerifiers):
         return make_judge(rewards)

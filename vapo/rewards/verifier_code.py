@@ -64,7 +64,7 @@ def make_python(
         correct: the smallest reward of a correct response, if the function returns a number.
 
     Raises: UserError: the path is not importable, names no function, or names one that takes other
-    arguments.
+        arguments.
     """
     user_function = function_of(path, function_bytes, key=FUNCTION_KEY, folder=folder)
     label = f"{FUNCTION_KEY} {path}"

@@ -61,7 +61,7 @@ def write_checkpoint(
         group: the process group, in a thread that must not use the default group.
 
     Raises: InterruptedRunError on all processes; an earlier checkpoint of that name stays as it
-    was.
+        was.
     """
     aside = final.with_name(f".{final.name}.new")
     failure = f"cannot write the checkpoint {final}"
@@ -129,7 +129,7 @@ def run_on_all_ranks(
     raise.
 
     Raises: InterruptedRunError on all processes: the action failed. The message is `failure`, the
-    reason and `after`.
+        reason and `after`.
     """
     problem = ""
     if rank() == 0 or not first_only:

@@ -130,7 +130,7 @@ class Checkpoint:
         If there are several critics, `member` chooses one of them.
 
         Raises: UserError: the checkpoint does not have the network, or it is of another
-        architecture.
+            architecture.
         """
         try:
             model.load_state_dict(network_state(self.contents, network, member=member))
@@ -153,7 +153,7 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
     messages.
 
     Raises: UserError: the critic, adapters, parameters, their shapes or dtypes differ; it names
-    which.
+        which.
     """
     has_critic = any(key.startswith("critic.") for key in manifest.parameters)
     if has_critic != config.algorithm.has_critic:
@@ -185,6 +185,8 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
 
 
 def _critic_parameters(config: FitConfig) -> dict[str, str]:
+    """Return `dtype [shape]` of each parameter of the config's critics, by name. No weights are
+    read."""
     count = config.critic.count
     parameters: dict[str, str] = {}
     for member in range(count):
@@ -267,6 +269,11 @@ def _adapters(options: Mapping[str, Any] | None) -> str:
 def _check_network(
     manifest: Manifest, model_parameters: Mapping[str, str], name: str, network: str, where: str
 ) -> None:
+    """Check that a checkpoint's parameters of `network` are those of the model. `where` names the
+    model.
+
+    Raises: UserError: they differ.
+    """
     saved_parameters = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
     if difference := _differences(model_parameters, saved_parameters):
         raise UserError(

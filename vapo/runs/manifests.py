@@ -216,7 +216,7 @@ def checkpoint_behind(path: Path) -> Path:
     and replaced by a link, the link, in the run's folder, is returned.
 
     Raises: DamagedCheckpointError: a run's own link leads out of its folder, or links form a
-    circle.
+        circle.
     """
     for _ in range(_MOST_LINKS):
         if ".." in path.parts:

@@ -118,7 +118,7 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     A sharded checkpoint needs a sharded run, with any number of processes.
 
     Raises: UserError: it cannot, also because the checkpoint is beyond the config's last iteration.
-    The message names the fix.
+        The message names the fix.
     """
     pretraining = resolve(config).value_pretraining_iterations
     last_iteration, iteration = (

@@ -159,7 +159,7 @@ def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
     """Make a new folder `<output_dir>/<UTC time>_<run_name>` and return its path.
 
     Raises: UserError: the folder cannot be made (it names output_dir), or its name would be too
-    long (it names tracking.run_name).
+        long (it names tracking.run_name).
     """
     safe_name = re.sub(r"[^\w.-]+|-{2,}", "-", run_name)
     stem, num_bytes = f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())

@@ -84,6 +84,11 @@ class Stopping:
             raise StopRequested(self.requested)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: note it, and start the timer that ends the process if no safe point
+        comes.
+
+        A second Ctrl-C ends the process at once.
+        """
         name = signal.Signals(number).name
         if self.requested is not None:
             if number == signal.SIGINT:

@@ -49,6 +49,7 @@ def stop_with_starter() -> None:
 
 
 def _stop_after(starter: int) -> None:
+    """Wait until the process with this id has ended, then send this process SIGTERM."""
     try:
         process_descriptor = os.pidfd_open(starter)  # readable once it has ended
     except ProcessLookupError:

@@ -103,6 +103,8 @@ class Also:
         self._loggers.clear()
 
     def _each(self, call: Callable[[Any], object], names: Sequence[str]) -> None:
+        """Call `call` with each of the named loggers. If it raises, note that and drop the
+        logger."""
         for name in filter(self._loggers.__contains__, names):
             try:
                 call(self._loggers[name])

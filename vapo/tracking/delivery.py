@@ -107,6 +107,8 @@ class Delivery:
         self._thread.start()
 
     def submit(self, record: Record) -> None:
+        """Append a record to the journal, from which the thread sends it. Warn once if the disk
+        fails."""
         with self._changed:
             if self._deadline is not None:
                 raise RuntimeError("the run's tracking is closed")

@@ -67,7 +67,8 @@ def curves_page(
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
-    """Return the address of a run's page on a server; for a local store, the command that shows it.
+    """Return the address of a run's page on a server; for another store, the command that shows the
+    run.
 
     The text has no credentials: commands take them from the environment.
     """

@@ -82,7 +82,7 @@ def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowC
         cure: advice for the error when the store has no such run, or has deleted it.
 
     Raises: UserError: the store does not answer, or does not have the run. This takes seconds at
-    most.
+        most.
     """
     if store.database and not store.database.is_file():
         raise UserError(f"tracking_uri: the file {store.database} does not exist")

@@ -222,6 +222,8 @@ def history_of(text: str) -> PromptHistory:
 
 
 def _lines(text: str) -> Iterator[tuple[str, ScoredPrompts | int]]:
+    """Yield the kind and contents of each valid line: scores, or for a `begin` line the
+    iterations."""
     for line in text.splitlines():
         try:
             contents = read_line(line)

@@ -45,7 +45,7 @@ class MlflowSink:
         """Write records to the run.
 
         Raises: OutageError: the store's state causes the failure, or the run was deleted.
-        RefusedError: the record causes it. Any other error is MLflow's own, of unknown cause.
+            RefusedError: the record causes it. Any other error is MLflow's own, of unknown cause.
         """
         try:
             self._send(records)
@@ -66,6 +66,8 @@ class MlflowSink:
         return missing_records(self._client, self._run_id, records)
 
     def _send(self, records: Sequence[Record]) -> None:
+        """Write records of one kind to the run, with the method of MLflow's client for that
+        kind."""
         from mlflow.entities import Metric, Param, RunTag
 
         client, run_id = self._client, self._run_id

@@ -181,7 +181,7 @@ class MicrobatchChoice:
         """Choose what the config leaves open. It is called once.
 
         Returns: a line that describes the choice, or None if nothing could be chosen and the run
-        keeps its first micro-batching.
+            keeps its first micro-batching.
         """
         self.is_open = False
         if not may_choose(measured.config, measured.device, num_processes=world_size()):

@@ -29,7 +29,7 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> None:
         folder: a folder that is searched besides Python's own path and the current folder.
 
     Raises: UserError: there is no such module or file, or no such name in it. The message suggests
-    the most similar name.
+        the most similar name.
     """
     where, _, name = path.rpartition(":")
     if where == HANDED:

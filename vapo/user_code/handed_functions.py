@@ -32,7 +32,7 @@ def function_path(function: Callable[..., Any], *, key: str) -> str:
     name that describes it.
 
     Raises: UserError: the function cannot be sent to another process, or it is a class although
-    `rewards.function` needs a function.
+        `rewards.function` needs a function.
     """
     if isinstance(function, type) and key.endswith(_REWARD):
         raise UserError(
@@ -93,7 +93,7 @@ def bytes_of(path: str | None, *, key: str) -> bytes | None:
     For any other path it is None, because the child can import the function.
 
     Raises: UserError: there is no such function, or it uses something that cannot leave this
-    process, such as an open file or a model.
+        process, such as an open file or a model.
     """
     if path is None or not path.startswith(_BY_VALUE):
         return None
@@ -123,7 +123,7 @@ def function_of(
         function_bytes: the result of `bytes_of` in the parent.
 
     Raises: UserError: what `import_function` raises, or something that the function uses cannot be
-    imported.
+        imported.
     """
     if function_bytes is None:
         return import_function(path, key=key, folder=folder)

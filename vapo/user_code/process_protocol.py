@@ -229,5 +229,6 @@ def _where(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace lone surrogates, so that logs and tables can encode the text."""
+    """Return the text with `?` in place of lone surrogates, so that logs and tables can encode
+    it."""
     return text.encode("utf-8", "replace").decode()

@@ -45,7 +45,7 @@ def import_function(path: str | None, *, key: str, folder: str | None = None) ->
         folder: the config file's folder, which is searched before the current folder.
 
     Raises: UserError: the function is not found (the message says where it was looked for), cannot
-    be imported (with the error and line of the user's file), or is not a function.
+        be imported (with the error and line of the user's file), or is not a function.
     """
     where, _, name = (path or "").rpartition(":")
     if not where or not name:
@@ -96,6 +96,10 @@ def _folders(folder: str | None) -> list[str]:
 
 
 def _import_module(name: str, label: str, folders: Sequence[str]) -> ModuleType:
+    """Import a module by its name.
+
+    Raises: UserError: it is not found, or importing it raises an error.
+    """
     top = name.partition(".")[0]
     if name == MAIN:
         return sys.modules[MAIN]
@@ -213,6 +217,8 @@ def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
 
 
 def _has_no(owner: Any, name: str, module: ModuleType) -> str:
+    """Return the message that `owner`, a module or an object in it, lacks the name; it lists
+    functions."""
     if module.__name__ == MAIN:
         return (
             f"the notebook or script that was started has no function {name}; run it from there "

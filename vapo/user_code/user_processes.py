@@ -55,6 +55,8 @@ class Answer(NamedTuple):
 
 
 class _Question(NamedTuple):
+    """A question that was sent to a process, its ticket, and its size in bytes."""
+
     ticket: str
     question: Any
     num_bytes: int
@@ -62,6 +64,8 @@ class _Question(NamedTuple):
 
 @dataclass(eq=False)
 class _Process:
+    """A process of a user's code: its socket, its open questions, and what it has sent so far."""
+
     key: Any
     number: int
     host: HostProcess
@@ -146,7 +150,7 @@ class UserProcesses:
         """Send a question to the process of a key, which may still have others to answer.
 
         Returns: whether it was sent. If not, it must wait until the process has answered another
-        one.
+            one.
 
         Raises: OSError: the process has ended, or does not read its channel.
         """
@@ -247,6 +251,10 @@ class UserProcesses:
         return answers
 
     def _overdue(self, process: _Process) -> list[Answer]:
+        """Return a failure if the process's answer is overdue, else an empty list.
+
+        If an answer has begun to arrive, it gets `_REST_S` more.
+        """
         now = time.monotonic()
         if now <= process.deadline:
             return []

@@ -66,7 +66,7 @@ class PromptScores(Callback):
                 metrics.
 
         Returns: the means over the latest evaluations as metrics. They are empty on other processes
-        than the first.
+            than the first.
         """
         k = result.k
         groups = (result.rollouts[i : i + k] for i in range(0, len(result.rollouts), k))

@@ -150,7 +150,7 @@ class ValuePretraining(Callback):
         It is added to the iteration's metrics.
 
         Returns: whether the phase must end now, because all passes are done or the last ones were
-        no better.
+            no better.
         """
         stored = self.stored
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
@@ -222,8 +222,8 @@ def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatc
     """Compute the critic's current values V of a batch, and its explained variance.
 
     Returns: the batch with the values, and the explained variance 1 - Var(R - V) / Var(R) over
-    tokens or turns. R is the Monte-Carlo return of the critic's rewards. The variance is nan if all
-    R are equal.
+        tokens or turns. R is the Monte-Carlo return of the critic's rewards. The variance is nan if
+        all R are equal.
     """
     evaluated = module.add_logprobs_and_values(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
