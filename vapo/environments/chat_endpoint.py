@@ -138,8 +138,7 @@ class ChatEndpoint:
 
 
 def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
-    """Return a model's text as a chat message, with its tool calls parsed. Malformed calls stay
-    text.
+    """Return a model's text as a chat message with parsed tool calls; malformed ones stay text.
 
     >>> assistant_message('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>',
     ...                   has_tools=True)["tool_calls"][0]["function"]
@@ -180,8 +179,7 @@ def _tool_call(text: str, index: int) -> dict[str, Any] | None:
 
 
 def _completion(message: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
-    """Return a message as the body of an OpenAI chat completion, or of a chunk of one if
-    streamed."""
+    """Return a message as the body of an OpenAI chat completion, or of a chunk of it."""
     calls = message.get("tool_calls")
     if calls and is_stream:
         message = {**message, "tool_calls": [{**call, "index": i} for i, call in enumerate(calls)]}

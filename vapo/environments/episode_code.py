@@ -27,8 +27,7 @@ def user_class(
     folder: str | None = None,
     class_bytes: bytes | None = None,
 ) -> MakeEpisode:
-    """Import a user's environment class (`function_of`), and return a function that makes an
-    instance.
+    """Import a user's environment class, and return a function that makes an instance.
 
     Each episode has an instance of its own.
 
@@ -107,8 +106,7 @@ def _seed(seed: int) -> None:
 
 
 def _checked(answer: Any) -> dict[str, Any]:
-    """Return the fields of an answer `(observation, reward)`, or a `failure` if it has another
-    form."""
+    """Return the fields of an answer `(observation, reward)`; a `failure` for other forms."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         problem: str | None = (
             "step(text) must return (observation or None, reward), it returned "
@@ -135,8 +133,7 @@ def _checked(answer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeCode(UserCode):
-    """What a host process needs to run an environment: a user's class, or one of the package
-    verifiers."""
+    """An environment for a host process: a user's class, or one of the package verifiers."""
 
     kind: str
     name: str
@@ -152,8 +149,7 @@ class EpisodeCode(UserCode):
         return f"environment {self.name}"
 
     def imported(self) -> Callable[[], EpisodeAnswers]:
-        """Import the environment; return a function that makes the `EpisodeAnswers` of one
-        process."""
+        """Import the environment; return a function that makes a process's `EpisodeAnswers`."""
         if self.kind == "function":
             make = user_class(
                 self.name, self.args, folder=self.function_folder, class_bytes=self.function_bytes
@@ -167,8 +163,7 @@ class EpisodeCode(UserCode):
         return functools.partial(EpisodeAnswers, make)
 
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Return an answer's `observation` and `reward`, or None if they are not valid (see
-        `UserCode.checked`)."""
+        """Return an answer's `observation` and `reward`, or None if they are not valid."""
         observation, reward = fields.get("observation"), reward_of(fields.get("reward"))
         if set(fields) != {"observation", "reward"} or reward is None:
             return None

@@ -98,8 +98,7 @@ class ProcessEnvironments:
         self.processes.end(key)
 
     def poll(self, timeout_s: float) -> list[Reply]:
-        """Return the replies that have come (see `Environments.poll`). Do not wait if no question
-        is open."""
+        """Return the replies that have come. Do not wait if no question is open."""
         replies, self._failed = self._failed, []
         for answer in self.processes.poll(0.0 if replies else timeout_s):
             reply = Reply(answer.key, **answer.fields)

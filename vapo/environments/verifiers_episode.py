@@ -44,8 +44,7 @@ class VerifiersEpisode:
         self._session = ""
 
     def reset(self, row: dict[str, Any]) -> str:
-        """Begin the rollout of the row's task; return the text that its first call adds to the
-        prompt.
+        """Begin the rollout of the row's task; return what its first call adds to the prompt.
 
         Raises: ValueError: the row is not of a task of the environment, or the rollout begins with
             other messages than the task's.
@@ -94,8 +93,7 @@ class VerifiersEpisode:
         self._endpoint.close()
 
     def _next_call(self) -> ChatCall | None:
-        """Wait for the rollout's next call of the model; return it, or None once the rollout has
-        ended.
+        """Return the rollout's next call of the model, or None once the rollout has ended.
 
         Raises: what the rollout raised.
         """
@@ -122,8 +120,7 @@ class VerifiersEpisode:
         return observation_text(call.messages[len(earlier_messages) :])
 
     def _run(self, task: Any) -> None:
-        """Run the rollout in its thread, and put its reward, or what it raised, into the queue of
-        events."""
+        """Run the rollout in its thread; its reward, or what it raised, is the last event."""
         asyncio.set_event_loop(self._loop)
         try:
             self._events.put(self._loop.run_until_complete(self._rollout(task)))
@@ -149,7 +146,6 @@ class VerifiersEpisode:
 
 
 def _wire(message: dict[str, Any]) -> tuple[str, Any]:
-    """Return what must stay equal in a message: its role and, unless the policy wrote it, its
-    text."""
+    """Return what must stay equal in a message: its role, and its text unless the policy's."""
     role = message["role"]
     return role, None if role == "assistant" else observation_text([message])

@@ -28,8 +28,7 @@ class ChatHarnessConfig(vf.HarnessConfig):
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """An agent's program for the package verifiers: it calls the model, and the tools that the
-    model asks for.
+    """An agent's program: it calls the model, and the tools that the model asks for.
 
     It ends with the model's first answer that calls no tool.
     """

@@ -97,16 +97,14 @@ def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
 
 
 def opening_messages(task: Any) -> list[dict[str, Any]]:
-    """Return the messages with which a task's conversation begins, without a description of
-    tools."""
+    """Return the messages with which a task's conversation begins, without the tools."""
     from vapo.environments.verifiers_harness import opening
 
     return opening(task.data.system_prompt, task.data.prompt)
 
 
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
-    """Return the schemas of the tools that the environment declares, in the form of OpenAI's chat
-    API.
+    """Return the tools that the environment declares, in the form of OpenAI's chat API.
 
     Tools of a remote server are left out, because they are known only once a client connects to it.
     """
@@ -137,8 +135,7 @@ async def _schemas(servers: list[Any]) -> list[dict[str, Any]]:
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """Return a description of tools for a policy, as chat templates of Qwen and Hermes write it; ''
-    if none."""
+    """Describe tools to a policy, as chat templates of Qwen and Hermes do; '' without tools."""
     if not tools:
         return ""
     listed = "\n".join(json.dumps(tool) for tool in tools)

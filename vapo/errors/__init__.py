@@ -22,8 +22,7 @@ class UserError(Exception):
 
 @contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Let the message of a `UserError` that is raised in the block begin with `subject`, such as a
-    key."""
+    """Begin the messages of `UserError`s in the block with `subject`, such as a key."""
     try:
         yield
     except UserError as error:
@@ -50,8 +49,7 @@ def check_utf8(text: str, subject: str) -> None:
 
 
 class InterruptedRunError(UserError):
-    """Raised if the run cannot continue for an outside reason, such as a full disk or a lost
-    process.
+    """Raised if the run cannot continue for an outside reason, as a full disk or lost process.
 
     The same command may succeed later (EX_TEMPFAIL of sysexits.h).
     """

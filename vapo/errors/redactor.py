@@ -70,8 +70,7 @@ class Redactor:
 
 
 class _Secret:
-    """One secret and its replacement, with regular expressions for its spellings, made when
-    needed."""
+    """One secret, its replacement, and regular expressions for its spellings."""
 
     def __init__(self, text: str, replacement: str) -> None:
         self.text, self.replacement = text, replacement
@@ -124,16 +123,15 @@ class _Secret:
         return re.compile(rf"(?i:{digits})|(?P<base64>{cores})")
 
     def _alone(self, pattern: str) -> re.Pattern[str]:
-        """Make a regular expression of the pattern. For a short secret or a word it matches whole
-        words only."""
+        """Build the regular expression of a pattern. A short secret or a word matches as a whole
+        word only."""
         if self.is_strong:
             return re.compile(pattern)
         return re.compile(rf"{_NOTHING_BEFORE}{pattern}(?![A-Za-z0-9])")
 
 
 def _bytes_of(text: str) -> list[bytes]:
-    """Return a text's bytes in UTF-8 and, if they differ, in Latin-1, which `requests` uses for
-    passwords."""
+    """Encode a text in UTF-8 and, if other, in Latin-1, which `requests` uses for passwords."""
     content = text.encode("utf-8", "surrogatepass")
     try:
         return list(dict.fromkeys([content, text.encode("latin-1")]))
@@ -203,8 +201,7 @@ def hide(texts: Iterable[tuple[str, str]], *, in_errors: Iterable[tuple[str, str
 
 
 def hide_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Let `without_hidden` and `redacted` replace the secrets in the environment's variables from
-    now on."""
+    """Let `without_hidden` and `redacted` replace the environment's secrets from now on."""
     hide(texts_of_environment(environ).items())
 
 
@@ -254,7 +251,7 @@ def _hide_value_if(is_secret: Callable[[re.Match[str]], bool]) -> Callable[[re.M
 
 
 def _has_credentials(match: re.Match[str]) -> bool:
-    """Whether the text after a header's scheme (Basic, Bearer) is a credential, and not a plain
+    """Whether the text after a header's scheme (Basic, Bearer) is a credential, not a plain
     word."""
     value = match["value"].rstrip(".")
     if match["scheme"].lower() != "basic":

@@ -160,8 +160,7 @@ def secrets_within(value: str) -> Iterator[str]:
 
 
 def secret_parameters(text: str) -> Iterator[re.Match[str]]:
-    """Yield a match for each secret parameter of an address in a text, also inside another
-    parameter."""
+    """Yield a match for each secret parameter of an address in a text, also a nested one."""
     start = 0
     while (match := _PARAMETER.search(text, start)) is not None:
         is_secret = is_secret_parameter(match["name"])
@@ -171,8 +170,7 @@ def secret_parameters(text: str) -> Iterator[re.Match[str]]:
 
 
 def is_surely_secret(name: str, value: str) -> bool:
-    """Whether a value that a text assigns to a name is a secret beyond doubt; `eos_token=...` is
-    not."""
+    """Whether a value that a text assigns to a name is surely secret; `eos_token=...` is not."""
     if _PLAIN_VALUE.fullmatch(value):
         return False
     upper = name.upper().replace("-", "_")
@@ -181,8 +179,7 @@ def is_surely_secret(name: str, value: str) -> bool:
 
 
 def texts_to_hide(name: str, value: str) -> dict[str, str]:
-    """Return the parts of a variable's value that must not be shown, each with what is shown in its
-    place.
+    """Return the secret parts of a variable's value, each with what is shown in its place.
 
     A path that exists is not a secret, and occurs in many texts.
     """

@@ -29,8 +29,7 @@ class TextStream(Protocol):
 
 
 def beginning(text: str, max_chars: int) -> str:
-    """Return the first `max_chars` of a text, redacted before it is cut, so that no part of a
-    secret stays."""
+    """Return the first characters of a text, redacted before the cut: no part of a secret stays."""
     return redacted(text[:_MOST_READ])[:max_chars]
 
 
@@ -85,8 +84,7 @@ _SHORT_NAMES = {
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Return the well-known metrics with short names; if there are none, all metrics with their
-    keys.
+    """Return the well-known metrics with short names; without any, all with their keys.
 
     NaN, as the explained variance of equal returns is, becomes `n/a`.
     """

@@ -23,16 +23,14 @@ def did_you_mean(name: str, known_names: Iterable[str], *, quote: str = "'") -> 
 
 
 def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the most similar known name, or None if all similarities are below `cutoff` (0 to
-    1)."""
+    """Return the most similar known name, or None if no similarity reaches `cutoff` (0 to 1)."""
     return next(iter(nearest_names(name, known_names, max_names=1, cutoff=cutoff)), None)
 
 
 def nearest_names(
     name: str, known_names: Iterable[str], *, max_names: int = 3, cutoff: float = 0.6
 ) -> list[str]:
-    """Return up to `max_names` known names whose similarity is at least `cutoff`, the nearest
-    first."""
+    """Return up to `max_names` known names of similarity `cutoff` or more, nearest first."""
     return difflib.get_close_matches(name, list(known_names), n=max_names, cutoff=cutoff)
 
 

@@ -10,8 +10,7 @@ MOST_ROW_BYTES = 32 * 2**20
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes | None]:
-    """Yield a file's lines, each with its line end. In place of a line above `MOST_ROW_BYTES` yield
-    None."""
+    """Yield a file's lines with their ends; None in place of one above `MOST_ROW_BYTES`."""
     while line := file.readline(MOST_ROW_BYTES + 1):
         is_whole = len(line) <= MOST_ROW_BYTES
         yield line if is_whole else None

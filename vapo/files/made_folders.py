@@ -15,8 +15,7 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder with its missing parents; return the folders that were made, innermost
-    first."""
+    """Make a folder with its missing parents; return the new folders, innermost first."""
     missing = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return missing
@@ -26,8 +25,7 @@ def make_folders(folder: Path) -> list[Path]:
 def taken_back_if_refused(
     new_folders: Sequence[Path], first_files: Collection[str] = ()
 ) -> Iterator[None]:
-    """Remove folders that this process made, if a `UserError` ends the block before any work is
-    saved.
+    """Remove folders that this process made, if a `UserError` ends the block before any work.
 
     Args:
         new_folders: the folders, innermost first. The outer ones are removed only if they are

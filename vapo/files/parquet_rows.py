@@ -81,8 +81,7 @@ def column_names(path: Path) -> list[str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a Parquet file in the block. Text columns are read as dictionary indices, unless they
-    are short.
+    """Open a Parquet file in the block, with long text columns as dictionary indices.
 
     Raises: UserError: it cannot be read, or has columns that dicts of Python values cannot have.
     """
@@ -252,8 +251,7 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the batch, or parts of it that are small enough to unpack, each with the bytes it
-    unpacks to.
+    """Yield a batch, or parts small enough to unpack, each with the bytes it unpacks to.
 
     A single row is never divided.
     """
@@ -339,8 +337,7 @@ def narrow_columns(schema: pa.Schema) -> dict[str, Callable[[Any], Any]]:
 
 
 def _narrowing(kind: Any) -> Callable[[Any], Any] | None:
-    """Return a function that gives values of an Arrow type the fewest digits, or None if none is
-    needed."""
+    """Return a function that gives values of an Arrow type the fewest digits, or None."""
     import pyarrow as pa
 
     width = {pa.float16(): "float16", pa.float32(): "float32"}.get(kind)

@@ -44,8 +44,7 @@ _DIGITS = {"bfloat16": range(2, 5), "float16": range(3, 6), "float32": range(6, 
 
 
 class RefusedValue(ValueError):
-    """Raised for a value that a row cannot have. The message is the reason, without the row's
-    place."""
+    """Raised for a value that a row cannot have. The message is the reason, without the row."""
 
 
 # ---- numbers as text ----------------------------------------------------------------------------
@@ -112,16 +111,14 @@ def shortest_float(number: float, width: str) -> float:
 
 
 def _bfloat16(number: float) -> float:
-    """Return a number rounded to bfloat16, the upper half of a float32. Ties go to the even
-    neighbour."""
+    """Round a number to bfloat16, the upper half of a float32. Ties go to the even one."""
     (bits,) = struct.unpack("I", struct.pack("f", number))
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
     return float(struct.unpack("f", struct.pack("I", bits & 0xFFFFFFFF))[0])
 
 
 def shortest_floats(values: Any, width: str) -> Any:
-    """Apply `shortest_float` to a number, or to each in nested lists. Other values stay as they
-    are."""
+    """Apply `shortest_float` to a float, or to each in nested lists; other values stay."""
     if isinstance(values, list):
         return [shortest_floats(item, width) for item in values]
     return shortest_float(values, width) if isinstance(values, float) else values

@@ -156,8 +156,7 @@ _FLAGS = {
 
 
 def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> IO[bytes]:
-    """Open the file `name`, which may be in a subfolder, inside a folder. Links inside are not
-    followed.
+    """Open a file inside a folder or a subfolder of it. Links inside are not followed.
 
     Raises: OSError: it cannot be opened or is not a regular file. It never waits for a named pipe.
     """
@@ -184,8 +183,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes | None:
 
 
 def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
-    """Return the content of a file in a folder, or None if it is missing, a link or above
-    `max_bytes`.
+    """Return the content of a file in a folder, or None if missing, a link or above `max_bytes`.
 
     Raises: OSError: it is there, but cannot be read now.
     """
@@ -214,8 +212,7 @@ def remove_inside(folder: Path, name: str) -> None:
 
 
 def _open_folder(folder: Path, name: str) -> int:
-    """Return a descriptor of the folder with the file `name`: `folder`, or a subfolder, but not a
-    link."""
+    """Return a descriptor of the folder with the file: `folder`, or a subfolder, not a link."""
     subfolder, _, _ = name.rpartition("/")
     no_link = os.O_NOFOLLOW if subfolder else 0
     return os.open(folder / subfolder, os.O_RDONLY | os.O_DIRECTORY | no_link)
@@ -223,8 +220,7 @@ def _open_folder(folder: Path, name: str) -> int:
 
 @contextmanager
 def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
-    """Lock a folder in the block, so that one process at a time works there. The work must be
-    short.
+    """Lock a folder in the block, so one process at a time works there. The work must be short.
 
     A network disk may lock files but no folders: there a file `.lock` in the folder is locked.
 

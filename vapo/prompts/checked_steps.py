@@ -33,8 +33,7 @@ _PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
 
 @cache
 def moves() -> Mapping[tuple[str, str], str]:
-    """Return the next position for each (key, position). Each key swaps two positions, always the
-    same."""
+    """Return the next position for each (key, position). Each key swaps the same two."""
     pairs = list(combinations(POSITIONS, 2))
     Random("checked_steps/moves/5").shuffle(pairs)
     table: dict[tuple[str, str], str] = {}
@@ -174,8 +173,7 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
 
 
 def own_check(response: str) -> bool | None:
-    """Whether the check at the response's end says `wrong`; None if the response does not end with
-    a check.
+    """Whether the check at the response's end says `wrong`; None if it ends otherwise.
 
     >>> own_check("aC5+bF2-"), own_check("aC5+"), own_check("aC5+b")
     (True, False, None)

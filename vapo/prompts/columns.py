@@ -13,8 +13,7 @@ PASS_RATE = "pass_rate"
 
 
 def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any:
-    """Return the value of a row's column; `a.b` is field b of column a, `a.0` the first item of its
-    list.
+    """Return a column's value; `a.b` is field b of column a, `a.0` the first item of its list.
 
     A column whose own name has the dots takes precedence. `place` names the row, and `key` is the
     config key that names the column, for errors.
@@ -60,8 +59,7 @@ def _available(value: Any, name: str, parent_names: list[str]) -> str:
 
 
 def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
-    """Return the first group of the pattern's last match in a text, stripped, as the verifier
-    `regex` does.
+    """Return the first group of the pattern's last match in a text, as the verifier `regex` does.
 
     Raises: UserError: the text does not match, or the group is empty; it names the row.
     """

@@ -94,8 +94,7 @@ def critic_prompt_adder(
 
 
 def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
-    """Return a template with its `{name}` places filled with the prompt's text, its answer and
-    columns.
+    """Fill a template's `{name}` places with the prompt's text, its answer and columns.
 
     {prompt} is the policy's whole input text, with a chat template's special tokens. Inserted texts
     are not searched for places.

@@ -88,8 +88,7 @@ def _row(
 
 
 def verifiers_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """Return a row for each task of an environment of the package verifiers, shuffled with the
-    source's seed.
+    """Return a row for each task of an environment of the package verifiers, shuffled.
 
     If the tasks are endless, the first `num_examples` are used. A task's tools are described in the
     system message.

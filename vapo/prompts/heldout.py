@@ -45,8 +45,7 @@ def _key(source: TrainingSource) -> str:
 
 
 def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """Merge sets of prompts so that every beginning of the result has about each set's overall
-    share."""
+    """Merge sets of prompts so that any beginning has about each set's overall share."""
     placed = [
         ((2 * index + 1) / len(prompts), number, prompt)
         for number, prompts in enumerate(sets)
@@ -80,8 +79,7 @@ def split_off(
 def _split(
     source: TrainingSource, size: int, seed: int, *, total: int
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Split `size` prompts, chosen by the seed, off a source; return the training and held-out
-    prompts.
+    """Split `size` prompts, chosen by the seed, off a source; return training and held-out.
 
     Raises: UserError: the source has too few prompts.
     """

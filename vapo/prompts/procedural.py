@@ -75,8 +75,7 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
 
 
 def nearest(name: str, known_names: list[str]) -> str:
-    """Return a hint for a misspelt name: the most similar known name, if any, then all known
-    names."""
+    """Return a hint for a misspelt name: a similar known name, if any, then all known ones."""
     similar_name = nearest_name(name, known_names, cutoff=0.7)  # solution is not question
     hint = f"did you mean {similar_name!r}? " if similar_name else ""
     return f"{hint}known: {', '.join(known_names)}"

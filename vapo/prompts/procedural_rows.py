@@ -22,8 +22,7 @@ class ProceduralRow:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """A generated problem of an environment, its answer and the policy's turns in a worked
-    episode."""
+    """A generated problem of an environment, its answer and the turns of a worked episode."""
 
     problem: str
     answer: str

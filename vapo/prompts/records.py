@@ -39,8 +39,7 @@ def read_records(source: FileSource, *, key: str) -> Records:
 
 
 def is_on_a_hub(source: FileSource) -> bool:
-    """Whether `datasets` loads the source, because its path is a hub's id or a folder and not a
-    file."""
+    """Whether `datasets` loads the source: its path is a hub's id or a folder, not a file."""
     return _reader(source) is _huggingface_records
 
 
@@ -129,16 +128,14 @@ def _array_records(file: Path) -> Records:
 
 
 def _reason(error: Exception) -> str:
-    """Return why JSON cannot be parsed, without the parser's line number, which is not the
-    file's."""
+    """Return why JSON cannot be parsed; its line number, which is not the file's, is left out."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, character {error.colno}"
     return str(error)
 
 
 def _hint(line: bytes) -> str:
-    """Return a guess at what is wrong with a file, from a line of it that is not JSON; empty if
-    there is none."""
+    """Return a guess at what is wrong with a file, from a line that is not JSON, or ""."""
     if line[:2] == b"\0\0":
         return "; it begins with NUL bytes, as a file that was not written whole: copy it again"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:

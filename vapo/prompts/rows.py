@@ -51,8 +51,7 @@ class LeftOut:
 def passing(
     records: Iterable[tuple[str, Any]], source: FileSource, key: str, left_out: LeftOut
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the records whose pass rate is within the source's bounds; `left_out` counts the
-    others."""
+    """Yield records with a pass rate in the source's bounds; `left_out` counts the others."""
     low, high = source.min_pass_rate, source.max_pass_rate
     for place, record in records:
         if (low, high) != (None, None) and isinstance(record, Mapping):
@@ -64,8 +63,7 @@ def passing(
 
 
 def first_of_each(rows: Iterable[SourceRow], left_out: LeftOut) -> Iterator[SourceRow]:
-    """Yield the first row of each problem, which is a text or messages; `left_out` counts the
-    others."""
+    """Yield the first row of each problem, a text or messages; `left_out` counts others."""
     answers: dict[str, str] = {}
     for row in rows:
         problem = row.problem if isinstance(row.problem, str) else json.dumps(row.problem)

@@ -39,8 +39,7 @@ from vapo.prompts.rows import LeftOut, Message, SourceRow, first_of_each, passin
 def read_rows(
     source: PromptSource, *, key: str, left_out: LeftOut | None = None
 ) -> list[SourceRow]:
-    """Return the rows of one source, without duplicates if the config says so. `left_out` counts
-    those dropped.
+    """Return the rows of one source. `left_out` counts duplicates and others that are dropped.
 
     `key` is the source's key in the config, for error messages.
 
@@ -125,8 +124,7 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> S
 
 
 def _carried(row: SourceRow) -> SourceRow:
-    """Return the row, after checking that it can be sent to processes and written to files and
-    pages.
+    """Return the row, after checking that it can be sent to processes and written to files.
 
     Raises: UserError: it cannot; it names the row and the column.
     """
@@ -141,8 +139,7 @@ def _carried(row: SourceRow) -> SourceRow:
 
 
 def _demonstration(value: Any, where: str) -> Demonstration | None:
-    """Check and return a demonstration: a worked response, the turns of an episode as texts, or
-    None.
+    """Check a demonstration, and return it: a worked response, an episode's turns, or None.
 
     Raises: UserError: it has another form.
     """

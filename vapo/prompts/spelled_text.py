@@ -28,8 +28,7 @@ _SHOWN = 60
 
 
 class SpelledText:
-    """Replaces the texts of a tokenizer's special tokens by marks, and tokenizes them as ordinary
-    letters.
+    """Marks the texts of a tokenizer's special tokens, and tokenizes them as ordinary letters.
 
     In a chat the turn markers of its template count as special tokens, too, since not all
     tokenizers mark them as special. Special tokens with ordinary texts are left out: some models
@@ -147,8 +146,7 @@ def _turn_markers(
 
 @dataclass
 class SpecialTexts:
-    """Counts rows whose problems have special tokens' texts. `is_spelled` says whether these stay
-    text."""
+    """Counts rows with special tokens' texts. `is_spelled` says whether these stay text."""
 
     is_spelled: bool
     num_rows: int = 0
@@ -165,8 +163,7 @@ class SpecialTexts:
             self.texts.update(dict.fromkeys(special_texts))
 
     def describe(self) -> str:
-        """Return a text on how many rows have special tokens' texts; empty if there is no such
-        row."""
+        """Return a text on the rows with special tokens' texts; empty if there is no such row."""
         if not self.num_rows:
             return ""
         names = ", ".join(map(repr, self.texts))

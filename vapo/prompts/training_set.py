@@ -26,8 +26,7 @@ class StagePrompts:
 
 @dataclass(frozen=True)
 class TrainingSource:
-    """A source of training prompts, with its stages. Its name is empty unless it belongs to a
-    mixture."""
+    """A source of training prompts, in stages. Its name is empty outside a mixture."""
 
     stages: tuple[StagePrompts, ...]
     name: str = ""
@@ -68,7 +67,7 @@ class TrainingSet:
         return lru_cache(maxsize=2 * len(self.sources))(_permutation)
 
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
-        """Return the prompt at position `place` of the training order; iteration i begins at i *
+        """Return the prompt at position `place` of the order, where iteration i begins at i *
         num_prompts.
 
         A source goes through seeded permutations of its stage's prompts, one after the other, from
@@ -86,8 +85,7 @@ class TrainingSet:
 
 
 class Turns:
-    """The order in which a mixture's sources take turns: an endless sequence with the period
-    sum(weights).
+    """The endless order in which a mixture's sources take turns, with period sum(weights).
 
     Among the first p positions source s has n_s(p) turns with
         |n_s(p) - p * w_s / sum(w)| < 1

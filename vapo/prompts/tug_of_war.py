@@ -27,8 +27,8 @@ def right_keys() -> Mapping[str, str]:
 
 @cache
 def habits() -> Mapping[str, str]:
-    """Return the keys that habit may press for each sign: all keys for a to m, one wrong key for n
-    to z."""
+    """Return the keys that habit may press for each sign: all for a to m, a wrong one for n to
+    z."""
     rng = Random("tug_of_war/habits")
     return {
         sign: rng.choice(KEYS.replace(key, "")) if sign >= "n" else KEYS
@@ -37,8 +37,7 @@ def habits() -> Mapping[str, str]:
 
 
 class Tug:
-    """One game. It knows the position of the rope, and the sign, a letter that decides which key is
-    right.
+    """One game: the rope's position, and the sign, a letter that decides the right key.
 
     The luck of a turn and the next sign depend on the game's number and on all keys so far.
     """

@@ -78,8 +78,7 @@ def _draw_problem(rng: Random, num_terms: int, max_term: int, max_total: int) ->
 
 
 def _read(problem: str) -> tuple[int, list[str]]:
-    """Return the first number and the signed terms of a problem. There may be text around the
-    problem.
+    """Return the first number and the signed terms of a problem. Text may be around it.
 
     Raises: ValueError: the text has no such problem.
     """

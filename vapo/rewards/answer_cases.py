@@ -60,8 +60,7 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _meetings(part: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Yield the values of the symbol at which this part of an expression changes from case to
-    case."""
+    """Yield the values of the symbol at which this part of an expression changes its case."""
     if part.kind in _STEPS:
         yield from _steps(part.children[0], name, evaluate)
     elif part.kind == "divide":

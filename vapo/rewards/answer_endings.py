@@ -110,8 +110,7 @@ class _Marked:
 
 
 def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -> str | None:
-    """Return the answer that the last lines of a response without a box give, or None if they give
-    none.
+    """Return the answer in the last lines of a response without a box, or None.
 
     The last line may be `Answer: 42`, `The answer is 42.`, `#### 42`, an answer itself, `so x =
     42`, `The total is 42.` or `So she has 42 apples left.`. A line that denies something has no
@@ -165,8 +164,7 @@ def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None
 
 
 def _last_marked(line: str) -> tuple[str, str]:
-    """Return the text after the line's last mark, and the text before that mark. Both are empty if
-    there is no mark."""
+    """Return the text after a line's last mark, and the text before it; both "" without one."""
     answer = text_before = ""
     match = _MARKER.search(line)
     while match:

@@ -137,7 +137,7 @@ def _is_choice(form: Form) -> bool:
 
 
 def _same_choice(gold: Form, answer: Form) -> bool:
-    """Whether two answers are equal, one of which is a choice with a text: `(C) 12` equals C, and
+    """Whether two answers, one of them a choice with a text, are equal: `(C) 12` equals C, and
     12."""
     if _letter(gold) and _letter(answer):
         texts = [form.items[0] for form in (gold, answer) if form.items]
@@ -178,8 +178,7 @@ def _same_words(gold: Form, answer: Form) -> bool:
 
 
 def _same_value(gold: Form, answer: Form) -> bool:
-    """Whether two values with units are equal. Only a unit that does not change the number may be
-    missing."""
+    """Whether two values are equal. A unit may be missing if it does not change the number."""
     expected, response = gold.expression, answer.expression
     if gold.unit == answer.unit:
         return values_equal(expected, response)
@@ -212,8 +211,7 @@ def _without_unit(form: Form) -> Node:
 
 
 def _same_relation(gold: Form, answer: Form) -> bool:
-    """Whether two inequalities are equal: their sides differ by a constant factor, which may flip
-    the sign."""
+    """Whether two inequalities are equal, up to a constant factor, which may flip the sign."""
     ratio = constant_ratio(gold.expression, answer.expression)
     if ratio is None:
         return False

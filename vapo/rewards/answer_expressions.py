@@ -48,8 +48,7 @@ def parse_expression(text: str) -> Node:
 
 
 class _Parser:
-    """A recursive-descent parser of an expression's tokens. Each method parses one rule of the
-    grammar."""
+    """A recursive-descent parser of tokens. Each method parses a rule of the grammar."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens = tokens
@@ -91,8 +90,7 @@ class _Parser:
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def product(self) -> Node:
-        """Parse a product of factors and divisors, all of which get one parent, so that the tree
-        stays flat."""
+        """Parse factors and divisors into one node each, so that the tree stays flat."""
         factors = [self.factor()]
         divisors: list[Node] = []
         divides = False  # the last operator
@@ -163,8 +161,7 @@ class _Parser:
         return node
 
     def atom(self) -> Node:
-        """Parse a number, a symbol, a group in brackets or bars, a fraction, a binomial or a
-        root."""
+        """Parse a number, symbol, group in brackets or bars, fraction, binomial or root."""
         token = self.peek()
         if is_number(token):
             return self.number()
@@ -194,7 +191,7 @@ class _Parser:
         raise NotUnderstoodError(f"{token!r} in an expression")
 
     def number(self) -> Node:
-        r"""Parse a number. It may have repeating decimals (`0.\overline{3}`) or be mixed
+        r"""Parse a number. Decimals may repeat (`0.\overline{3}`); it may be mixed
         (`1\frac{1}{2}`)."""
         token = self.take()
         whole = Fraction(token)

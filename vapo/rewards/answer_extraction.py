@@ -68,8 +68,7 @@ def _answer_within(text: str) -> str:
 
 
 def is_answer(text: str) -> bool:
-    """Whether the whole text can be parsed as an answer. A single word counts, a sentence does
-    not."""
+    """Whether the whole text can be parsed as an answer. A word counts, a sentence does not."""
     form = parse_answer(text)
     if form.kind == "words":
         return " " not in form.mark or form.node is not None

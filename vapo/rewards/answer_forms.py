@@ -48,8 +48,7 @@ def difference(first: Node, second: Node) -> Node:
 
 
 def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
-    """Return the form of a chain of relations: an interval for `x < 3` or `1 < x < 3`, else a
-    relation.
+    """Return the form of relations: an interval for `x < 3` or `1 < x < 3`, else a relation.
 
     Raises: NotUnderstoodError: it is a chain of several relations that is not an interval.
     """
@@ -78,8 +77,7 @@ def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
 
 
 def union_of(items: Sequence[Form]) -> Form | None:
-    """Return the union of intervals of one symbol, as in `x < 1 or x > 3`, or None for other
-    items."""
+    """Return the union of intervals of one symbol, as in `x < 1 or x > 3`; None for others."""
     label = items[0].label
     if not label or any(item.kind != "bracket" or item.label != label for item in items):
         return None
@@ -98,8 +96,7 @@ def have_an_order(names: Sequence[str]) -> bool:
 
 
 def point_of(items: Sequence[Form]) -> Form | None:
-    """Return the point (3, 4) for the items `x = 3` and `y = 4`, in any order, or None for other
-    items."""
+    """Return the point (3, 4) for the items `x = 3` and `y = 4`, in any order; None for others."""
     if len(items) < 2 or any(item.kind != "equation" or not item.items for item in items):
         return None
     ordered = sorted(items, key=lambda item: item.label)

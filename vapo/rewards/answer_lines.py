@@ -84,8 +84,7 @@ def is_bullet(line: str) -> bool:
 
 
 def without_markdown(line: str) -> str:
-    """Return a line without heading, quote, bullet, emphasis, code and quotation marks, and
-    emoji."""
+    """Return a line without heading, quote, bullet, emphasis, code, quotation marks and emoji."""
     while match := _LINE_START.match(line):
         line = line[match.end() :]
     return without_marks(line)
@@ -125,8 +124,7 @@ def _is_picture(character: str) -> bool:
 
 
 def _without_wishes(line: str) -> str:
-    """Return a line without wishes at its end, as in `The answer is 42. Let me know if it
-    helps!`"""
+    """Return a line without the wishes at its end: `The answer is 42. Let me know if it helps!`"""
     parts = _SENTENCE_END.split(_SAME_LINE_WISH.sub("", line))
     while parts and _is_wish(parts[-1]):
         del parts[-2:]

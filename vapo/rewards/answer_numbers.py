@@ -29,8 +29,7 @@ _ABSOLUTE = mp.mpf(10) ** -(DIGITS - 20)
 
 
 class UndefinedError(ArithmeticError):
-    """Raised by an operation that has no value: a division by zero, log of zero or an ambiguous
-    root."""
+    """Raised by an operation without a value: division by zero, log of zero, ambiguous root."""
 
 
 def numbers_equal(a: Number, b: Number) -> bool:
@@ -124,8 +123,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _root(base: Number, degree: Number) -> Number:
-    """Return the root of a whole degree, exactly if it is rational. An odd root of a negative
-    number is real.
+    """Return a root, exactly if it is rational. An odd root of a negative number is real.
 
     Raises: UndefinedError: the degree is unusable, or the number has no such root.
     """

@@ -74,8 +74,7 @@ def sign_patterns(num_symbols: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _point(signs: tuple[int, ...], variant: int, pattern: int) -> tuple[Number, ...]:
-    """Return one point: a number for each symbol, with these signs, and sizes of the variant in
-    `SIZES`."""
+    """Return a point: a number for each symbol, with these signs and the variant's `SIZES`."""
     least, exponent, is_reversed = SIZES[variant]
     num = len(signs)
     sizes = sorted(_pseudorandom(variant, pattern, i) for i in range(num))

@@ -105,8 +105,7 @@ _SPELLINGS = [
 
 
 def plain_characters(text: str) -> str:
-    """Replace full-width and bold digits by ASCII's and dashes by a minus, and drop characters
-    without width.
+    """Replace wide and bold digits by ASCII's, dashes by a minus; drop characters without width.
 
     A character without width between two letters or digits stays: 4 and 2 around it are not 42.
     """
@@ -114,16 +113,14 @@ def plain_characters(text: str) -> str:
 
 
 def trimmed(text: str) -> str:
-    r"""Return a text without the space around it, TeX's included: `42\ ` becomes 42, without the
-    backslash."""
+    r"""Return a text without space around it, TeX's included: `42\ ` becomes 42."""
     text = _SPACE_BEFORE.sub("", text, count=1).rstrip()
     end = text[-_MAX_SPACE_AFTER:]
     return text.removesuffix(end) + _SPACE_AFTER.sub("", end, count=1)
 
 
 def without_setting(text: str) -> str:
-    r"""Return a text without marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final
-    period."""
+    r"""Strip marks around the whole text (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
     while True:
         previous = text
         text = trimmed(text)
@@ -143,8 +140,7 @@ def without_marks_around(text: str, forms: Iterable[re.Pattern[str]]) -> str:
 
 
 def clean(text: str) -> str:
-    """Return an answer with one spelling for equal fractions, brackets, spaces, thousands and
-    fonts."""
+    """Normalize an answer's spelling: fractions, brackets, spaces, thousands and fonts."""
     text = without_setting(plain_characters(text).translate(_CHARACTERS))
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     if "\\" in text or "~" in text:

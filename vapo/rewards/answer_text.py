@@ -97,8 +97,7 @@ def pieces(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]:
-    """Split a text at separators outside of brackets; return the parts and the separators between
-    them."""
+    """Split a text at separators outside of brackets; return parts and separators."""
     parts, separators_between, begin = [], [], 0
     for token, start, depth in pieces(text):
         if depth == 0 and token in separators:
@@ -125,8 +124,7 @@ def split_list(text: str) -> tuple[list[str], list[str]]:
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    """Return opening bracket, content and closing bracket of a text in brackets, or None for other
-    text.
+    """Return opening bracket, content and closing bracket of a text in brackets; None for others.
 
     Raises: NotUnderstoodError: a bracket has no partner.
     """

@@ -54,8 +54,7 @@ def values_equal(first: Node, second: Node) -> bool:
 
 
 def constant_ratio(first: Node, second: Node) -> Number | None:
-    """Return the real c, not 0, with first = c * second wherever both are real and finite; None if
-    there is none.
+    """Return the real c, not 0, with first = c * second wherever both are real and finite, or None.
 
     Raises: UnsafeTextError: a number is too large to compute.
     """
@@ -87,8 +86,7 @@ def _holds_at_points(
     *,
     is_equality: bool = False,
 ) -> bool:
-    r"""Whether a relation holds between the values of two expressions wherever all parts of both
-    are real.
+    r"""Whether a relation holds between two expressions' values wherever all parts are real.
 
     If there are too few such points, it must hold between the complex values at all points. If an
     absolute value shows that signs matter, both sides must be real at the same points, so that `\ln
@@ -179,8 +177,7 @@ def _holds_on_lines(
 
 
 def _real_value(node: Node, names: tuple[str, ...], coordinates: list[Number]) -> Number | None:
-    """Return an expression's value at a point, or None if a part of it is not real or too large to
-    compute."""
+    """Return an expression's value at a point, or None if a part is not real or too large."""
     point = _Point(dict(zip(names, coordinates, strict=True)))
     try:
         value = point.value(node)
@@ -199,8 +196,7 @@ def _in_order(node: Node) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _cases(node: Node) -> frozenset[str]:
-    """Return the kinds of nodes that make cases by a symbol's sign or size, such as abs in |x +
-    100|."""
+    """Return the kinds of nodes that make cases by a symbol's sign or size, as abs does."""
     if not symbols_of(node):
         return frozenset()
     kinds = frozenset[str]().union(*map(_cases, node.children))
@@ -222,8 +218,7 @@ class _Values:
         self.computed: dict[int, tuple[Number | None, bool] | UnsafeTextError] = {}
 
     def at(self, index: int) -> tuple[Number | None, bool]:
-        """Return the expression's value at a point, None if undefined, and whether all of its parts
-        are real.
+        """Return the value at a point, None if undefined, and whether all its parts are real.
 
         Raises: UnsafeTextError: a number is too large to compute.
         """

@@ -149,7 +149,7 @@ def split_unit(text: str) -> tuple[str, Unit | None, int]:
 
 
 def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
-    """Return the unit that words name, or None, and the scale: `million dollars`, `cups of feed`,
+    """Return the unit, or None, and the scale that words name: `million dollars`, `cups of feed`,
     `km/h`.
 
     The scale is the factor of a word such as `million`, else 1. `power` is an exponent that follows
@@ -189,8 +189,7 @@ def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
 
 
 def changes_number(word: str) -> bool:
-    """Whether a word after a number changes it (`million`, `dozens`) or for another reason is not a
-    unit."""
+    """Whether a word after a number changes it (`million`), or is not a unit for another reason."""
     return not _NO_UNIT.isdisjoint((word.lower(), _name(word).lower()))
 
 

@@ -129,8 +129,7 @@ def _any(text: str) -> Form:
 
 
 def _flat(items: list[Form]) -> tuple[Form, ...]:
-    r"""Return the items, with each list among them replaced by its items: `1 \pm \sqrt{5}, -2` has
-    three."""
+    r"""Replace each item that is a list by its items: `1 \pm \sqrt{5}, -2` has three."""
     return tuple(i for item in items for i in (item.items if item.kind == "list" else (item,)))
 
 
@@ -169,8 +168,7 @@ def _one(text: str) -> Form:
 
 
 def _special(text: str) -> Form | None:
-    """Parse infinity, sets, tuples, intervals, matrices and numbers in other bases; None for other
-    text.
+    """Parse infinity, sets, tuples, intervals, matrices and based numbers; None for others.
 
     Raises: NotUnderstoodError: a text in brackets, a matrix or a number in a base is malformed.
     """
@@ -290,8 +288,7 @@ def _scientific(text: str) -> Node | None:
 
 
 def _words(text: str) -> Form | None:
-    """Parse an answer in words, which may name a number or a quantity; return None for other
-    text."""
+    """Parse an answer in words, which may name a number or a quantity; None for others."""
     if not _WORDS.fullmatch(text):
         return None
     if quantity := _counted_in_words(text):

@@ -126,8 +126,7 @@ def _verl_function(
 
 
 def _number(score: Any) -> Any:
-    """Convert a bool to 1.0 or 0.0, since it is a reward for TRL and verl; return other values
-    unchanged."""
+    """Convert a bool, which is a reward for TRL and verl, to 1.0 or 0.0."""
     return float(score) if isinstance(score, bool) else score
 
 

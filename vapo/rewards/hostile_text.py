@@ -50,8 +50,8 @@ class UnsafeTextError(ValueError):
 
 
 def check_expression_source(source: Any) -> None:
-    """Check that Python source is one expression of numbers, literals and known functions, of
-    bounded size.
+    """Check that Python source is one expression of numbers, literals and known functions, and
+    small.
 
     Raises: UnsafeTextError: the source is anything else.
     """
@@ -165,8 +165,7 @@ def install() -> None:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Refuse code from text, opening files for writing, processes and connections inside the
-    block."""
+    """Refuse code from text, files for writing, processes and connections in the block."""
     global _guarded
     _guarded = True
     try:
@@ -176,8 +175,7 @@ def guarded() -> Iterator[None]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse, while `guarded`, what this audit event announces: code, a file for writing, a
-    process.
+    """While `guarded`, refuse what this audit event announces: code, a file for writing, a process.
 
     Raises: UnsafeTextError: the event is refused.
     """

@@ -13,8 +13,7 @@ OnVerdict = Callable[[Verdict], None]
 
 
 class Verifiers(Protocol):
-    """The interface of verifiers that judge a submitted rollout, as `scorer.VerifierScorer`
-    does."""
+    """Interface of verifiers that judge a submitted rollout, as `scorer.VerifierScorer` does."""
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None

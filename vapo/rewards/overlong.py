@@ -12,8 +12,7 @@ from torch import Tensor
 def soft_overlong_punishment(
     lengths: Int[Tensor, " B"] | Sequence[int], *, max_response_tokens: int, cache_tokens: int
 ) -> Float[Tensor, " B"]:
-    """Return the number added to each reward: 0, falling linearly to -1 over the last
-    `cache_tokens`.
+    """Return what to add to each reward: 0, falling linearly to -1 over the last `cache_tokens`.
 
         0                                       length <= L_max - L_cache
         ((L_max - L_cache) - length) / L_cache  up to L_max

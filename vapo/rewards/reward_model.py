@@ -85,8 +85,7 @@ class ModelJudge:
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Queue a rollout. `poll` scores it and passes verdict and reward, or a failure, to
-        `on_reply`.
+        """Queue a rollout. `poll` scores it and passes the verdict, or a failure, to `on_reply`.
 
         Args:
             num_responses: the number of responses in a batch; `poll` scores at once when as many
@@ -101,8 +100,7 @@ class ModelJudge:
 
     @property
     def deciding(self) -> ModelJudge:
-        """The judge that decides whether a response is correct: this one, because there is only
-        one."""
+        """The judge that decides whether a response is correct; this one, the only one."""
         return self
 
     def poll(self, timeout_s: float) -> None:
@@ -189,8 +187,7 @@ class ModelJudge:
 
 
 def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
-    """Yield batches of row indices, shortest rows first, with at most `BATCH_TOKENS` padded tokens
-    each.
+    """Yield batches of row indices, shortest rows first, of up to `BATCH_TOKENS` padded tokens.
 
     A row that is longer than that is a batch of its own.
     """

@@ -95,13 +95,11 @@ class Scorer(ABC):
         return {}
 
     def extracts_answers(self, source: str = "") -> bool:
-        """Whether the verifier of this data source extracts answers, so that they can be voted
-        on."""
+        """Whether this data source's verifier extracts answers, so that they can vote."""
         return False
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
-        """Return a number for each response. Within a group, responses with equal answers have
-        equal numbers.
+        """Return a number for each response; equal ones mean equal answers within a group.
 
         The number is None for a response without an answer or a verdict, and for a verifier that
         extracts no answers. Groups are contiguous. The verifier `math` compares answers
@@ -234,16 +232,14 @@ class VerifierScorer(Scorer):
             )
 
     def poll(self, timeout_s: float) -> None:
-        """Pass on the verdicts that have come; wait at most `timeout_s` for the first of each
-        judge."""
+        """Pass on verdicts that have come; wait at most `timeout_s` for each judge's first."""
         for judge in self.judges:
             judge.poll(timeout_s)
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[Rollout]:
-        """Return the rollouts with their verdicts. `advance(1)` is called for each that is
-        judged."""
+        """Return the rollouts with their verdicts. `advance(1)` is called for each verdict."""
         verdicts: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -335,8 +331,7 @@ class EnvironmentScorer(Scorer):
             _check(rollouts, self._name, "they are not trained on")
 
     def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Return metrics that count the episodes in which the environment failed: all, and each
-        kind."""
+        """Return metrics that count episodes with a failed environment: all, and each kind."""
         kinds = [str(r.failure).partition(":")[0] for r in rollouts if r.is_lost]
         counts = torch.tensor([len(kinds), *map(kinds.count, FAILURES)])
         names = ("episodes", *FAILURES)
@@ -363,8 +358,7 @@ def _make_judge(rewards: RewardConfig, output: VerifierOutput | None) -> OneJudg
 
 
 def _judged(rollout: Rollout, judge: OneJudge) -> Rollout | None:
-    """Return the rollout with only the judged part of its response, or None if there is no such
-    part."""
+    """Return the rollout with only the judged part of its response, or None if it has none."""
     part = judged_part(judge.config, rollout.response_text, rollout.prompt.text)
     return None if part is None else replace(rollout, response_text=part)
 

@@ -54,8 +54,7 @@ class SeveralJudges(Generic[_J]):
         return self.judges[self._deciding]
 
     def submit(self, ask: Callable[[_J, OnReply], Withdraw], on_reply: OnReply) -> Withdraw:
-        """Ask all judges about one response. `on_reply` gets the combined verdict once all have
-        replied.
+        """Ask all judges about a response. `on_reply` gets the combined verdict at the end.
 
         `ask(judge, on_judge_reply)` asks one judge and returns a function that withdraws the
         question.
@@ -102,8 +101,7 @@ class SeveralJudges(Generic[_J]):
         return verdict_fields(config, {"failure": failure})
 
     def _combined(self, by_verifier: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """Return the deciding verifier's verdict, with the weighted sum of all rewards and all
-        verdicts."""
+        """Return the deciding verifier's verdict, with all verdicts and their weighted reward."""
         in_order = {name: by_verifier[name] for name in self.judges}
         reward = sum(self._weights[name] * verdict["reward"] for name, verdict in in_order.items())
         return in_order[self._deciding] | {"reward": reward, "by_verifier": in_order}
@@ -134,8 +132,7 @@ def one_or_several(
 def reply_of(
     judge: _J | SeveralJudges[_J], ask: Callable[[_J, OnReply], Withdraw]
 ) -> dict[str, Any]:
-    """Ask the judge or judges about one response, by `ask(judge, on_reply)`; wait for the reply and
-    return it."""
+    """Ask the judge or judges about a response, by `ask(judge, on_reply)`; return the reply."""
     replies: list[dict[str, Any]] = []
     if isinstance(judge, SeveralJudges):
         judge.submit(ask, replies.append)

@@ -96,8 +96,7 @@ class WorkerPool:
         self.processes.close()
 
     def submit(self, task: Task, on_reply: OnReply) -> Question:
-        """Queue a task; `poll` will call `on_reply(reply)` once. Return the question, which can be
-        withdrawn."""
+        """Queue a task, and return its question. `poll` will call `on_reply(reply)` once."""
         question = Question(task, on_reply)
         self._queue.append(question)
         return question
@@ -124,8 +123,7 @@ class WorkerPool:
             raise
 
     def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
-        """Do all tasks, and call `on_reply(index, reply)` once for each, in the order of
-        completion."""
+        """Do all tasks; call `on_reply(index, reply)` once for each, in order of completion."""
         num_left = len(tasks)
 
         def finish(index: int, reply: dict[str, Any]) -> None:
@@ -168,8 +166,7 @@ class WorkerPool:
         self._questions_by_worker[worker].clear()
 
     def _dispatch(self, *, is_busy: bool) -> None:
-        """Send queued tasks to the processes, few to each if the queue is short, so that all have
-        work.
+        """Send queued tasks to processes, few to each if the queue is short, so that all work.
 
         If the caller is busy with something else, each process gets at least two, so that it does
         not have to wait for the caller.
@@ -195,8 +192,7 @@ class WorkerPool:
                 question.on_reply({"failure": "crash"})
 
     def _send_next(self, worker: int, worker_questions: deque[Question]) -> None:
-        """Send the first task of the queue to a process, unless the task must wait for earlier
-        ones.
+        """Send the first task of the queue to a process, unless it must wait for earlier ones.
 
         A task waits if it, or the task sent before it, must be alone in its process. A broken
         process is replaced first.
@@ -272,8 +268,7 @@ class TextJudge:
 
     @property
     def deciding(self) -> TextJudge:
-        """The judge that decides whether a response is correct: this one, because there is only
-        one."""
+        """The judge that decides whether a response is correct; this one, the only one."""
         return self
 
     def poll(self, timeout_s: float) -> None:

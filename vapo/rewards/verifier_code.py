@@ -183,8 +183,7 @@ class VerifierCode(UserCode):
         return f"verifier {self.function or self.kind}"
 
     def imported(self) -> Callable[[], Answering]:
-        """Import the verifier; return a function that makes the one that answers tasks (see
-        `UserCode.imported`)."""
+        """Import the verifier; return a function that makes a process's `Answering`."""
         kinds: dict[str, Callable[[], Verifier]] = {
             "regex": lambda: make_regex(self.pattern),
             "math": lambda: make_math(self.percent),
@@ -229,8 +228,7 @@ class VerifierCode(UserCode):
 
 
 def _fields(judgement: Judgement) -> dict[str, Any]:
-    """Return a judgement's fields. If its reward is unusable, return only a `failure` with the
-    reason."""
+    """Return a judgement's fields. If its reward is unusable, they are a `failure` alone."""
     if judgement.reward is not None:
         if not math.isfinite(judgement.reward):
             return {"failure": "nan"}

@@ -17,8 +17,7 @@ logger = logging.getLogger(__name__)
 def count_votes(
     rollouts: Sequence[Rollout], *, group_size: int, pool: WorkerPool | None
 ) -> list[int | None]:
-    """Return for each response the index, within its group, of the first response with the same
-    answer.
+    """Return for each response the index in its group of the first with the same answer.
 
     The index is None for a response without an answer or with a failure. Equal texts are equal
     answers. Different texts are compared by the pool's processes, within one verdict's time limit
@@ -62,8 +61,7 @@ def count_votes(
 
 
 def _by_text(group: Sequence[Rollout]) -> list[int | None]:
-    """Return for each response the index of the group's first response with the same extracted
-    text.
+    """Return for each response the index of the group's first with the same extracted text.
 
     The index is None for a response without an extracted answer or with a failure.
     """

@@ -51,8 +51,7 @@ def write_checkpoint(
     expected: int,
     group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Write a state to the folder `final`, and return the manifest with the files. Every process
-    must call it.
+    """Write a state to the folder `final`; return the whole manifest. All processes call it.
 
     Args:
         manifest: the checkpoint's manifest, still without files.
@@ -125,8 +124,7 @@ def run_on_all_ranks(
     first_only: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Run the action on every process, or only on the first. If it fails on one, all processes
-    raise.
+    """Run the action on every process, or only the first. If it fails on one, all raise.
 
     Raises: InterruptedRunError on all processes: the action failed. The message is `failure`, the
         reason and `after`.
@@ -145,8 +143,7 @@ def run_on_all_ranks(
 
 
 def error_reason(error: BaseException) -> str:
-    """Return an error's message in one line; if an operating system's error caused it, that
-    one's."""
+    """Return the message of an error, or of the system's error that caused it, in one line."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -156,8 +153,7 @@ def error_reason(error: BaseException) -> str:
 
 
 def expected_bytes(module: nn.Module) -> int:
-    """Return a checkpoint's size in bytes: weights, buffers, and two Adam moments per trained
-    weight."""
+    """Return a checkpoint's bytes: weights, buffers, and two moments per trained weight."""
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in module.buffers())
@@ -174,15 +170,13 @@ def host_has_room(num_bytes: int, available: int | None = None) -> bool:
 
 
 def num_kept(keep: int | None, num_bytes: float) -> int:
-    """Return how many of the newest checkpoints are kept: `keep`, or if it is None 2, or 1 of large
-    ones."""
+    """Return how many of the newest checkpoints are kept: `keep`, else 2, or 1 if large."""
     return keep or (1 if num_bytes > _LARGE_BYTES else 2)
 
 
 @dataclass(frozen=True)
 class DiskUse:
-    """A need for disk space: what for (`content`), how many bytes, and a setting (`fix`) to reduce
-    them."""
+    """Disk space for some `content`: the bytes, and a setting (`fix`) to reduce them."""
 
     content: str
     num_bytes: int

@@ -96,8 +96,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def network_state(contents: dict[str, Any], network: str, *, member: int = 0) -> dict[str, Tensor]:
-    """Return the weights of `actor` or `critic`, with the parameter names of its Hugging Face
-    model.
+    """Return the weights of `actor` or `critic`, with parameter names of its Hugging Face model.
 
     Adapters are merged. If there are several critics, `member` chooses one of them.
 
@@ -124,8 +123,7 @@ class Checkpoint:
     contents: dict[str, Any]
 
     def fill(self, model: nn.Module, network: str, start: str, *, member: int = 0) -> None:
-        """Load the checkpoint's weights of `actor` or `critic` into a model, which was read from
-        `start`.
+        """Load the weights of `actor` or `critic` into a model, which was read from `start`.
 
         If there are several critics, `member` chooses one of them.
 
@@ -149,8 +147,7 @@ class Checkpoint:
 
 
 def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
-    """Check that a checkpoint is of the config's model. `name` is the checkpoint's name in
-    messages.
+    """Check that a checkpoint is of the config's model. `name` names the checkpoint in messages.
 
     Raises: UserError: the critic, adapters, parameters, their shapes or dtypes differ; it names
         which.
@@ -185,8 +182,7 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
 
 
 def _critic_parameters(config: FitConfig) -> dict[str, str]:
-    """Return `dtype [shape]` of each parameter of the config's critics, by name. No weights are
-    read."""
+    """Return `dtype [shape]` of each parameter of the config's critics; no weights are read."""
     count = config.critic.count
     parameters: dict[str, str] = {}
     for member in range(count):
@@ -254,8 +250,7 @@ def value_head_options(config: FitConfig) -> dict[str, Any] | None:
 
 
 def adapter_options(config: FitConfig, network: str) -> dict[str, Any] | None:
-    """Return the LoRA options of `actor` or `critic` for a manifest, or None if it has no
-    adapters."""
+    """Return the LoRA options of `actor` or `critic` for a manifest, or None without adapters."""
     options = getattr(config, network).lora
     return None if options is None else asdict(options)
 
@@ -269,8 +264,7 @@ def _adapters(options: Mapping[str, Any] | None) -> str:
 def _check_network(
     manifest: Manifest, model_parameters: Mapping[str, str], name: str, network: str, where: str
 ) -> None:
-    """Check that a checkpoint's parameters of `network` are those of the model. `where` names the
-    model.
+    """Check that a checkpoint's parameters of `network` are the model's, named by `where`.
 
     Raises: UserError: they differ.
     """
@@ -309,8 +303,7 @@ def _differences(model_entries: Mapping[str, str], saved_entries: Mapping[str, s
 
 
 def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:
-    """Return `dtype [shape]` for each parameter, by name. A sharded parameter has its whole
-    shape."""
+    """Return `dtype [shape]` of each parameter, by name, with whole shapes if sharded."""
     return {
         prefix + name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         for name, tensor in module.named_parameters()

@@ -36,8 +36,7 @@ _MOST_LINKS = 40  # as the system follows them
 
 
 class DamagedCheckpointError(UserError):
-    """Raised for a checkpoint that is damaged or of another version. The text names the file and
-    the fault."""
+    """Raised for a damaged checkpoint, or one of another version; names file and fault."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _is_well_formed(manifest: Manifest) -> bool:
-    """Whether the manifest's entries have their types, and each file lies directly in the
-    folder."""
+    """Whether the manifest's entries have their types, and all files lie in its folder."""
     options = (manifest.lora, manifest.critic_lora, manifest.value_head)
     return (
         isinstance(manifest.iteration, int)
@@ -185,8 +183,7 @@ def named_in(folder: Path) -> dict[int, Path]:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints that the run itself wrote into its folder, by iteration, oldest
-    first."""
+    """Return the checkpoints that the run itself wrote, by iteration, oldest first."""
     return {number: path for number, path in named_in(folder).items() if is_own(path)}
 
 

@@ -41,8 +41,7 @@ def tell(text: str) -> None:
 
 
 def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resume | None:
-    """Return the run and checkpoint that `--ckpt_path` or `checkpoints.resume` choose; None: a new
-    run.
+    """Return the run and checkpoint that `--ckpt_path` or `checkpoints.resume` choose, or None.
 
     Raises: UserError: the checkpoint is missing or damaged.
     """
@@ -80,8 +79,7 @@ def unfinished_run(output_dir: Path, identity: str) -> Path | None:
 
 
 def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
-    """Return a line for each config key whose value differs from the run's earlier config, with
-    both values.
+    """Return a line for each config key that differs from the run's earlier config.
 
     It is empty if the earlier config cannot be read. If only environment variables that the config
     reads may have changed, the lines name these.
@@ -171,8 +169,7 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
 
 
 def readable_checkpoint(output_dir: str, ckpt_path: str) -> Path | None:
-    """Return the checkpoint that `--ckpt_path` means, after checking only its manifest, which is
-    fast.
+    """Return the checkpoint that `--ckpt_path` means; only its manifest is checked.
 
     It is None if the checkpoint is damaged but `find_checkpoint` may find an older one.
 
@@ -213,6 +210,5 @@ def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
 
 
 def _may_give_way(path: Path) -> bool:
-    """Whether an older checkpoint may be taken if the one at this path is damaged: only for
-    `last.ckpt`."""
+    """Whether an older checkpoint may replace a damaged one here: only for `last.ckpt`."""
     return path.name == LAST and not path.is_file()

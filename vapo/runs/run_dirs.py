@@ -52,8 +52,7 @@ State = Literal["begun", "running", "stopped", "finished"]
 
 @dataclass
 class RunDir:
-    """A run's folder and what run.json says of it. Only the first process makes the folder and
-    locks it.
+    """A run's folder and its run.json. Only the first process makes the folder and locks it.
 
     On the other processes `path` is the parent folder, unless the run is resumed: they get the path
     once the processes are connected. So any launcher works.
@@ -99,8 +98,7 @@ class RunDir:
             write_text(self.path / RECORD_NAME, json.dumps(contents) + "\n")
 
     def replace_config(self, config: FitConfig) -> None:
-        """Write the config with which the run continues. Earlier ones stay as config_1.yaml,
-        config_2.yaml."""
+        """Write the config that the run continues with; earlier ones stay as config_1.yaml, ..."""
         if is_main_process():
             latest = self.path / CONFIG_NAME
             earlier = (self.path / f"config_{number}.yaml" for number in count(1))
@@ -202,8 +200,7 @@ def _cannot_make(base: Path, reason: str | None) -> UserError:
 
 
 def _check_own_places(run_dir: Path) -> None:
-    """Check that everything a resumed run writes stays in its own folder, which may come from
-    somebody else.
+    """Check that what a resumed run writes stays in its folder, which may be somebody else's.
 
     Its checkpoints may lie on another disk, but not in the folder of another run.
 

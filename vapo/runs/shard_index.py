@@ -133,8 +133,7 @@ def _check_operations(text: bytes) -> None:
 
 
 def _check_name(module: str | None = None, name: str | None = None) -> None:
-    """Check that a pickle's name is one of torch's own that indexes have. Raises: ValueError: it is
-    not."""
+    """Check that a pickle's name is one that torch's indexes have. Raises: ValueError."""
     is_dtype = module == "torch" and isinstance(getattr(torch, str(name), None), torch.dtype)
     if not is_dtype and (module, name) not in _ALLOWED:
         raise ValueError(f"it names {module}.{name}, which no index needs")

@@ -84,8 +84,7 @@ class Stopping:
             raise StopRequested(self.requested)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: note it, and start the timer that ends the process if no safe point
-        comes.
+        """Handle a signal: note it, start the timer that ends the process if no safe point comes.
 
         A second Ctrl-C ends the process at once.
         """
@@ -111,8 +110,7 @@ class Stopping:
 
 
 def say_in_handler(text: str) -> None:
-    """Write a line to stderr without its buffer, because a signal handler may interrupt a buffered
-    write."""
+    """Write a line to stderr past its buffer, whose writing a signal may have interrupted."""
     os.write(2, f"vapo: {text}\n".encode())
 
 

@@ -88,8 +88,7 @@ class RunSummary:
 
 
 def unjudged(evaluation: Mapping[str, float]) -> list[str]:
-    """Return a line on the share of the last evaluation's responses without a verdict; empty list
-    if 0."""
+    """Return a line on the last evaluation's responses without a verdict, if there are any."""
     share = evaluation.get("eval/failure_rate", 0.0)
     text = (
         f"{100 * share:.3g} % of the last evaluation's responses had no verdict, and count as wrong"
@@ -183,8 +182,7 @@ def render_summary(
 
 
 def _comparison(other_run: Path | None) -> list[str]:
-    """Return the shell lines that compare the run in R with `other_run`, or with one that the user
-    fills in."""
+    """Return the shell lines that compare the run in R with `other_run`, or one to be named."""
     if other_run is None:
         return [
             "# its score and curves beside those of another run",
@@ -265,8 +263,7 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _best(summary: RunSummary) -> str | None:
-    """Return a text about best.ckpt, or None if it is the last iteration's and better than the
-    start."""
+    """Return a text on best.ckpt; None if it is the last one and better than the start."""
     start, score = summary.score_before, summary.score_best
     if score is None:
         return None if start is None else "no checkpoint's policy was evaluated"

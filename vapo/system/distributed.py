@@ -89,8 +89,7 @@ def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over all ranks, on the tensor's own device. Every rank must call
-    this."""
+    """Return the sum of a tensor over all ranks, on its own device. Every rank must call this."""
     return _all_reduce(tensor, dist.ReduceOp.SUM)
 
 
@@ -104,8 +103,7 @@ def all_ranks(is_true: bool) -> bool:
 
 
 def leave_together(group: dist.ProcessGroup | None = None) -> None:
-    """Wait, at the end of a process, until rank 0 gets here too and needs nothing more from the
-    others.
+    """Wait, at the end of a process, until rank 0 gets here, too, and needs no other rank.
 
     What a process has sent and no other has read yet would be lost if the process ended.
     """
@@ -122,8 +120,7 @@ def gather_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the values of all ranks in the order of ranks. They are pickled. Every rank must call
-    this."""
+    """Return the values of all ranks in the order of ranks. Every rank must call this."""
     values = [value] * world_size()
     if world_size() > 1:
         dist.all_gather_object(values, value, group=group)
@@ -137,8 +134,7 @@ def shard(
     *,
     in_float32: Iterable[nn.Module] = (),
 ) -> None:
-    """Shard a network over the ranks of `mesh`: each decoder layer by itself, and then what is
-    left.
+    """Shard a network over the ranks of `mesh`: each decoder layer by itself, then the remainder.
 
     Reductions stay in float32. The layers `in_float32` are gathered in float32 in any precision.
     The network's inputs keep their dtype, since sums of log-probs would be wrong if these were
@@ -163,8 +159,7 @@ def shard(
 def fill_from_first_rank(
     network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh, *, offloads: bool
 ) -> None:
-    """Give a sharded network on the meta device the weights of the network that `load` returns on
-    rank 0.
+    """Give a sharded network on the meta device the weights that `load` returns on rank 0.
 
     Only rank 0 ever holds a whole network, in host memory. The others get their shards tensor by
     tensor; these stay in host memory if the network `offloads` them. Buffers that are not saved
@@ -193,8 +188,7 @@ def move_buffers(module: nn.Module, device: torch.device | str) -> None:
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
-    """Switch on or off that a sharded network's gradients are reduced over ranks in a backward
-    pass.
+    """Switch the reduction of a sharded network's gradients in backward passes on or off.
 
     Only the backward pass of a minibatch's last micro-batch needs it.
     """
@@ -234,8 +228,7 @@ def reshard(network: nn.Module) -> None:
 
 
 def full_state(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the full tensor of each entry of a network's state dict. All ranks must
-    iterate."""
+    """Yield name and full tensor of each entry of a state dict. All ranks must iterate."""
     reshard(network)
     for name, tensor in network.state_dict().items():
         yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()

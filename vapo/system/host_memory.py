@@ -21,8 +21,7 @@ _FILES = (
 
 
 def available_memory(groups: Path = _GROUPS) -> int:
-    """Return the bytes that this process may still allocate, within the host's and the container's
-    limits.
+    """Return the bytes that the host and its container still let this process allocate.
 
     The host's own figures do not show a container's limit, above which processes are killed.
 

@@ -52,8 +52,7 @@ grids."""
 
 
 def root() -> Path:
-    """Return the folder that has the starting files: inside the installed package, or the
-    checkout."""
+    """Return the folder of the starting files: in the installed package, or the checkout."""
     package = Path(__file__).parents[1]
     installed = package / FOLDER
     return installed if installed.is_dir() else package.parent

@@ -15,8 +15,7 @@ from vapo.system.torch_build import advice, gpu_need
 
 
 def set_threads(trainer: TrainerConfig) -> None:
-    """Set torch's number of threads to `trainer.num_threads`, or to this process's share of the
-    cores.
+    """Set torch's threads to `trainer.num_threads`, or to this process's share of the cores.
 
     With torch's default, spinning threads of several processes on few cores slow each other down
     tenfold.

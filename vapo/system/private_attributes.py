@@ -81,8 +81,7 @@ def has_attention(config: PreTrainedConfig, implementation: str) -> bool:
 
 
 def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
-    """Return the name of a config's causal language model class, and whether it has a recurrent
-    state.
+    """Return the name of a config's causal model class, and whether it has a recurrent state.
 
     If there is no such class, they are "" and False. Transformers has no public flag for the state.
     """
@@ -93,8 +92,7 @@ def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
 
 
 def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.nn.Module:
-    """Return a shallow copy of a module with the children `modules` in place of its own; it shares
-    all else.
+    """Return a shallow copy of a module, with these children in place of its own.
 
     A child set in a plain copy would also be set in the original: both have the same dict.
     """
@@ -128,8 +126,7 @@ def cpu_has_bfloat16_products() -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that identifies a tensor's storage, also of a fake tensor, whose `data_ptr`
-    is 0."""
+    """Return a number that identifies a tensor's storage, also of a fake tensor."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -139,8 +136,7 @@ def makes_fakes() -> bool:
 
 
 class _Propagation(nullcontext[None]):
-    """The context in which DTensor runs an operation on fake tensors, to find the result's
-    sharding.
+    """The context in which DTensor runs an operation on fake tensors to find its result's sharding.
 
     Nothing is computed or allocated in it. `is_on` says whether it is active.
     """
@@ -166,8 +162,7 @@ def watch_propagation() -> None:
 
 
 def propagates_shards() -> bool:
-    """Whether the current operation runs on fake tensors so that DTensor learns its result's
-    sharding."""
+    """Whether the current operation only shows DTensor its result's sharding, on fakes."""
     return _propagation.is_on
 
 

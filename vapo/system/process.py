@@ -26,8 +26,7 @@ _POLL_S = 0.5
 
 
 def kill_started_by(process: psutil.Process) -> None:
-    """Kill all descendants of a process: the processes that it started, and those that these
-    started."""
+    """Kill all descendants of a process, which it or its descendants started."""
     from psutil import NoSuchProcess
 
     for child in process.children(recursive=True):
@@ -36,8 +35,7 @@ def kill_started_by(process: psutil.Process) -> None:
 
 
 def stop_with_starter() -> None:
-    """Send this process SIGTERM once the process that started it, by the variable `STARTER`, has
-    ended.
+    """Send this process SIGTERM once its starter, by the variable `STARTER`, has ended.
 
     A starter that was killed could not stop it itself. Without the variable nothing happens. The
     variable is removed from the environment, so that the processes which this one starts, and stops
@@ -79,8 +77,7 @@ def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_under_nohup(number: signal.Signals) -> bool:
-    """Whether a signal is SIGHUP and is ignored, which means that the process shall outlive its
-    terminal."""
+    """Whether the signal is SIGHUP and ignored: this process shall outlive its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -118,7 +115,6 @@ def stop_in_good_order(number: int, frame: FrameType | None) -> None:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 63-bit seed that depends on the parts alone, such as the run's seed and a draw's
-    purpose."""
+    """Return a 63-bit seed that depends on its parts alone, as the run's seed and a purpose."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -56,8 +56,7 @@ def describe_count(state: StageState) -> str:
 
 
 def describe_speed(state: StageState, now: float) -> str:
-    """Return a stage's mean speed so far, and the time left at that speed; empty before anything is
-    done."""
+    """Return a text with a stage's mean speed and time left; empty before anything is done."""
     elapsed = now - state.start_time
     if state.num_done <= 0 or elapsed <= 0:
         return ""
@@ -74,8 +73,7 @@ def describe_stage(state: StageState, now: float) -> str:
 
 
 def stage_bars(stages: Sequence[StageState], now: float) -> Table:
-    """Return a table with a bar, count and speed for each running stage. Inner stages are
-    indented."""
+    """Return a table with bar, count and speed of each running stage, inner ones indented."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(width=30)
@@ -134,8 +132,7 @@ Advance = Callable[[float], None]
 
 
 class Stage(Protocol):
-    """The type of `Progress.stage`, which opens a stage and returns a function that reports
-    progress."""
+    """The type of `Progress.stage`, which opens a stage and gives a progress function."""
 
     def __call__(
         self, name: str, total: float | None = None, unit: str = "items"
@@ -249,8 +246,7 @@ class Progress:
     def stage(
         self, name: str, total: float | None = None, unit: str = "items"
     ) -> Iterator[Advance]:
-        """Show and time the block as a stage. It yields a function that adds to the number of units
-        done.
+        """Show and time the block as a stage; yield a function that adds to the units done.
 
         `total` is the number of units, or None if it is not known beforehand.
         """
@@ -280,8 +276,7 @@ class Progress:
 
     @property
     def running_stage(self) -> str:
-        """The name of the outermost running stage, to which the seconds belong; empty between
-        stages.
+        """The name of the outermost running stage, which gets the seconds; empty between stages.
 
         Another thread may read it.
         """
@@ -332,8 +327,7 @@ class Progress:
         return text
 
     def _render(self) -> RenderableType:
-        """Return what the terminal shows below the lines: position, running stages and latest
-        metrics."""
+        """Return what a terminal shows below the lines: position, stages and latest metrics."""
         now = self._clock()
         rows: list[RenderableType] = []
         if self._position:

@@ -95,16 +95,14 @@ class Also:
         self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), names)
 
     def close(self, *, is_finished: bool) -> None:
-        """End all loggers. W&B sends what it has not sent yet; offline it keeps that in the run's
-        folder."""
+        """End all loggers. W&B sends what is left; offline it keeps that in the folder."""
         status, code = ("success", 0) if is_finished else ("failed", 1)
         self._each(lambda logger: logger.finalize(status), list(self._loggers))
         self._each(lambda logger: logger.experiment.finish(code), [_WANDB])
         self._loggers.clear()
 
     def _each(self, call: Callable[[Any], object], names: Sequence[str]) -> None:
-        """Call `call` with each of the named loggers. If it raises, note that and drop the
-        logger."""
+        """Call `call` with each named logger. If it raises, note that and drop the logger."""
         for name in filter(self._loggers.__contains__, names):
             try:
                 call(self._loggers[name])

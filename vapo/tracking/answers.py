@@ -36,8 +36,7 @@ def limit_answers() -> None:
 
 
 class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
-    """The HTTP adapter of MLflow's client. It ends a request whose answer is too large or takes too
-    long.
+    """An HTTP adapter that ends a request whose answer is too large or takes too long.
 
     A streamed answer, which is how files are downloaded, has no size limit.
     """
@@ -52,8 +51,7 @@ class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
         return manager
 
     def send(self, request: Any, stream: bool = False, **options: Any) -> requests.Response:
-        """Send a request and return the response, whose content has been read unless it is
-        streamed.
+        """Send a request; return the response, whose content is read unless it is streamed.
 
         Raises: requests.RequestException: the request failed, or its answer is beyond a limit.
         """
@@ -119,8 +117,7 @@ class _Deadline:
 
 
 class _Noted:
-    """A mixin for connections: waiting for an answer starts the deadline of the thread's
-    request."""
+    """Mixin for connections: waiting for an answer starts the deadline of the thread's request."""
 
     sock: Any
 

@@ -25,8 +25,7 @@ _CLOSE_S = 120.0
 
 
 class OutageError(Exception):
-    """Raised if the store does not take any record at the moment, or it is unknown whether it
-    does."""
+    """Raised if the store takes no record at the moment, or it is unknown whether it does."""
 
 
 class RefusedError(Exception):
@@ -107,8 +106,7 @@ class Delivery:
         self._thread.start()
 
     def submit(self, record: Record) -> None:
-        """Append a record to the journal, from which the thread sends it. Warn once if the disk
-        fails."""
+        """Append a record to the journal, from which the thread sends it."""
         with self._changed:
             if self._deadline is not None:
                 raise RuntimeError("the run's tracking is closed")
@@ -139,8 +137,7 @@ class Delivery:
             return not self._journal
 
     def close(self, *, while_it_moves: bool = False) -> DeliveryReport:
-        """Send the remaining records within 2 minutes, in an outage with one more attempt; return a
-        report.
+        """Send the last records within 2 minutes, in an outage in one attempt; return a report.
 
         With `while_it_moves` each success allows another 2 minutes. An attempt that has not ended
         by then is abandoned: its thread cannot be ended, but it no longer touches the journal, and
@@ -215,8 +212,7 @@ class Delivery:
         return True
 
     def _next_batch(self) -> list[Record | None]:
-        """Return the oldest record that waits and, if it has metrics, the records of metrics that
-        follow it.
+        """Return the oldest waiting record and, if it is metrics, the metrics that follow.
 
         A damaged record is None. The list is empty if no record is left.
 
@@ -240,8 +236,7 @@ class Delivery:
             return batch
 
     def _send_missing_again(self) -> bool:
-        """Ask the store at the end which sent records it lacks; return whether more must be sent
-        now.
+        """Ask the store at the end which sent records it lacks; return whether to send more now.
 
         A record that it lacks is sent once more. If the store then still lacks it, it stays in the
         journal, where `vapo deliver` finds it.
@@ -311,8 +306,7 @@ class Delivery:
         return None
 
     def _remove_batch(self, batch: list[Record | None], *, is_sent: bool) -> None:
-        """Remove a sent or refused batch from the journal. If a batch of several was refused, try
-        each alone."""
+        """Remove a sent or refused batch. If several records were refused, try each alone."""
         self._unclear = 0
         if not is_sent and len(batch) > 1:
             self._singly = len(batch)
@@ -344,8 +338,7 @@ class Delivery:
 
 
 def one_line(error: object) -> str:
-    """Return an error's message in one short line, without the SQL statement that a database
-    adds."""
+    """Return an error's message in one short line, without a database's SQL statement."""
     text = " ".join(str(error).split()).partition(" [SQL: ")[0] or type(error).__name__
     text = re.sub(r"^\([\w.]+Error\) ", "", text)
     return text if len(text) <= 300 else text[:297] + "..."

@@ -17,8 +17,7 @@ from vapo.types import Prompt
 
 
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
-    """Return the training and held-out prompts as MLflow data sets, with a digest of texts and
-    answers.
+    """Return the training and held-out prompts as MLflow data sets, with digests of their texts.
 
     A mixture gives one data set for each of its sources.
     """
@@ -45,8 +44,7 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
 
 
 def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
-    """Return the tags `model/actor` and `model/critic`: each model's path and, if local, its
-    fingerprint."""
+    """Return the tags `model/actor` and `model/critic`: paths, with fingerprints if local."""
     paths = {"actor": config.actor.path, "critic": critic_path}
     return {
         f"model/{name}": f"{config.from_environment.text_of(path)} "

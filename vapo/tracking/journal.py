@@ -52,8 +52,7 @@ class JournalInUseError(UserError):
 
 
 class Journal:
-    """The records of one run in their order, on disk until a store has taken them. It is not
-    thread-safe.
+    """A run's records in their order, on disk until a store has taken them. Not thread-safe.
 
     Each record is appended to the file as a line; lines that were not sent are also in memory.
     Without a folder, while the disk is full, and after the folder was deleted, records are in
@@ -89,8 +88,7 @@ class Journal:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was deleted or moved away, so that records written to it cannot be
-        found."""
+        """Whether the folder was deleted or moved away, so that its records cannot be found."""
         if self.folder is None:
             return False
         try:
@@ -103,18 +101,15 @@ class Journal:
 
     @property
     def num_in_process(self) -> int:
-        """The number of unsent records that are in this process's memory only, and lost if it
-        ends."""
+        """The number of unsent records that only this process's memory has."""
         return len(self) if self.is_gone else len(self._records_in_memory)
 
     def records(self) -> list[Record]:
-        """Return all records of the file, sent or not. An artifact's payload is its content's
-        path."""
+        """Return all records of the file, sent or not. An artifact has its content's path."""
         return [] if self.folder is None else read_from(self.folder)[0]
 
     def sent_records(self) -> list[Record]:
-        """Return the records that the store said it took. Only the end of a very long journal is
-        read.
+        """Return the records that the store said it took. Of a long journal, only the end is read.
 
         Raises: OSError: the journal cannot be read.
         """
@@ -134,14 +129,12 @@ class Journal:
         return [record for record in records.values() if record is not None]
 
     def append(self, record: Record) -> None:
-        """Append a record. It never raises: if the record stays in memory only, `trouble` says
-        why."""
+        """Append a record; never raise. If it stays in memory only, `trouble` says why."""
         self._records_in_memory.append(record)
         self.retry_disk()
 
     def retry_disk(self) -> None:
-        """Write the records that are in memory only to the disk, in order, as far as that is
-        possible."""
+        """Write records that are in memory only to the disk, in order, if possible."""
         try:
             while self.folder and self._records_in_memory:
                 self._lines_on_disk.append(self._write(self._records_in_memory[0]))
@@ -166,8 +159,7 @@ class Journal:
         yield from self._records_in_memory
 
     def remove_oldest(self, num: int, *, refused_for: str | None = None) -> None:
-        """Remove the oldest `num` waiting records. They were sent, or refused for the reason
-        `refused_for`.
+        """Remove the oldest `num` waiting records, which were sent or `refused_for` a reason.
 
         Raises: OSError: refused records cannot be written to refused.jsonl; they then stay.
         """
@@ -189,8 +181,7 @@ class Journal:
                     remove_inside(self._path(), record.payload)
 
     def start_over(self, without: Container[str]) -> None:
-        """Mark all records as unsent, so that they are sent to another run; drop the kinds in
-        `without`.
+        """Mark all records as unsent, for another run, and drop the kinds in `without`.
 
         Artifacts that were sent are dropped, too, because their contents were removed.
         """
@@ -248,8 +239,7 @@ class Journal:
             self._lock.close()
 
     def _open(self) -> None:
-        """Open the journal for appending, cut off an unfinished last line, and read the unsent
-        lines."""
+        """Open the journal to append, cut off an unfinished last line, read unsent lines."""
         self._file = open_inside(self._path(), JOURNAL_NAME, "ab", buffering=0)
         self._end = sum(map(len, lines_in(self._path())))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
@@ -302,8 +292,7 @@ class Journal:
 
 
 def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
-    """Return the complete records after byte `start` of another process's journal, and their end's
-    byte.
+    """Return the complete records from byte `start` of another process's journal, and their end.
 
     If the journal is shorter than `start`, it was begun anew, and is read from its beginning.
 
@@ -331,8 +320,7 @@ def _parse(line: bytes) -> Record | None:
 
 
 def _is_well_formed(record: Record) -> bool:
-    """Whether a record read from the disk, of any kind but `file`, has the form that a run
-    writes."""
+    """Whether a record from the disk, of any kind but `file`, has the form that a run writes."""
     match record.kind, record.payload:
         case "metrics", list(items):
             return all(map(_is_metric, items))

@@ -42,8 +42,7 @@ def check_own_files(folder: Path) -> None:
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:
-    """Return the `tracking_uri` and `mlflow_run_id` in target.json, or None if they cannot be
-    read."""
+    """Return the `tracking_uri` and `mlflow_run_id` in target.json, or None if unreadable."""
     try:
         target = json.loads(read_inside(folder, TARGET_NAME, _MAX_TARGET_BYTES) or b"")
         is_ours = isinstance(target["tracking_uri"], str) and is_run_id(target["mlflow_run_id"])
@@ -53,8 +52,7 @@ def read_target(folder: Path) -> dict[str, Any] | None:
 
 
 def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
-    """Rename the folder if it has the journal of another run than `run_id`, so that its records are
-    kept."""
+    """Rename the folder if it has another run's journal, so that its records are kept."""
     target = read_target(folder)
     if target is None or target["mlflow_run_id"] == run_id:
         return

@@ -23,8 +23,7 @@ _MAX_BYTES = 2**22
 
 
 def remember_store(store: Store) -> None:
-    """Add a store that the user has named to the file. If that fails, the user must name it
-    again."""
+    """Add a store that the user has named to the file. If that fails, it must be named again."""
     if is_known(store):
         return
     with suppress(OSError, RuntimeError):  # no home folder, or one that may not be written
@@ -50,8 +49,7 @@ def is_known(store: Store) -> bool:
 
 
 def keeps_beside(store: Store, run_id: str) -> bool:
-    """Whether a store is a local SQLite database that has this run, and the run's artifacts lie
-    beside it.
+    """Whether a store is a local SQLite database with this run and its artifacts beside it.
 
     Then nothing leaves this machine, and neither an address in the database nor a link makes
     anything be written elsewhere. The database is only read.
@@ -104,7 +102,6 @@ def _name(store: Store) -> str:
 
 
 def _path() -> Path:
-    """Return the path of the file of known stores. Raises: RuntimeError: there is no home
-    folder."""
+    """Return the path of known stores' file. Raises: RuntimeError: there is no home folder."""
     folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(folder) / "vapo" / "stores"

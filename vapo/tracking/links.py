@@ -27,8 +27,7 @@ CHARTS, DESCRIPTION = "model-metrics", "overview"
 
 
 def run_page(server: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
-    """Return the address of a run's page at a server. `tab` is the tab that it opens, by default
-    the charts.
+    """Return the address of a tab of a run's page at a server, by default of its charts.
 
     If `server` is empty, the address is a link within the UI.
     """
@@ -67,8 +66,7 @@ def curves_page(
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
-    """Return the address of a run's page on a server; for another store, the command that shows the
-    run.
+    """Return the address of a run's page on a server; else the command that shows it.
 
     The text has no credentials: commands take them from the environment.
     """

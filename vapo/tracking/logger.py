@@ -196,8 +196,7 @@ class RunLogger(Logger):
         self._skip_up_to = self.recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log values at a step of the trainer. An infinite one is recorded as nan, with one note
-        per metric.
+        """Log values at a step of the trainer. Infinite ones become nan, with a note.
 
         (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
         """
@@ -241,8 +240,7 @@ class RunLogger(Logger):
         self.log_text(config_yaml, "config.yaml")
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """Log rows as an MLflow table, such as `samples/iteration_0010.json`; replace one of the
-        same name."""
+        """Log rows as an MLflow table, such as `samples/step_000010.json`; replace an old one."""
         self.log_text(table_json(rows), name)
         self._tables = with_table(self._tables, name)
         self.set_tags({TABLES_TAG: self._tables})
@@ -251,8 +249,7 @@ class RunLogger(Logger):
         self._submit("file", text.encode("utf-8", "replace"), name)
 
     def log_figure(self, figure: Figure, name: str) -> None:
-        """Draw a figure at once, in the format of the name's suffix (png, svg, pdf), and queue it
-        for sending."""
+        """Draw a figure in the format of the name's suffix (png, svg, pdf), and queue it."""
         if self._delivery is None:
             return
         buffer = io.BytesIO()
@@ -260,8 +257,7 @@ class RunLogger(Logger):
         self._submit("file", buffer.getvalue(), name)
 
     def log_inputs(self, inputs: Sequence[InputData]) -> None:
-        """Log the data sets that the run reads as MLflow's dataset inputs. In a resumed run, do
-        nothing."""
+        """Log a new run's data sets as MLflow's dataset inputs; if it is resumed, do nothing."""
         if not self.is_resumed:
             self._submit("inputs", list(inputs))
 
@@ -273,8 +269,7 @@ class RunLogger(Logger):
         self._submit("note", line)
 
     def finalize(self, status: str = "success") -> None:
-        """Wait until what was logged is delivered. Lightning calls this after fit or validation;
-        the run stays open."""
+        """Wait for delivery, when Lightning's fit or validation ends; the run stays open."""
         if self._delivery is not None and self._report is None:
             self._delivery.flush(_FLUSH_S)
 
@@ -284,8 +279,7 @@ class RunLogger(Logger):
             self._delivery.sync()
 
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> int:
-        """Deliver what is left and end the run; return the number of records that were not
-        delivered."""
+        """Deliver the last records and end the run; return the number not delivered."""
         if self._delivery is None:
             return 0
         if self._report is None:
@@ -300,8 +294,7 @@ class RunLogger(Logger):
         return self._report.undelivered
 
     def discard_journal(self) -> None:
-        """Remove the journal if the store has all its records. It is for runs that are never
-        resumed."""
+        """Remove the journal if the store has all its records and the run is never resumed."""
         report = self._report
         if report is None:  # no run began
             self._journal.close()

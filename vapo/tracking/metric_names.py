@@ -28,8 +28,7 @@ RENAMED = {
 
 
 def present_name(stored: str) -> str:
-    """Return a metric's present name, given the name in a store or a journal, which may be an older
-    one.
+    """Return a metric's present name for the name in a store or journal, which may be old.
 
     >>> [present_name(old) for old in ("_score_gsm8k/avg_at_k", "z_eval/num_prompts")]
     ['eval_gsm8k/avg_at_k', 'eval/num_prompts']
@@ -41,8 +40,7 @@ def present_name(stored: str) -> str:
 
 
 def by_present_name(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return a run's latest values by present name. If a metric has values under both, the present
-    one wins."""
+    """Return a run's latest values by present name; a value under that name goes first."""
     return {present_name(key): metrics[key] for key in sorted(metrics, key=_is_present)}
 
 

@@ -106,8 +106,7 @@ def check_store_answers(store: Store) -> None:
 
 @contextmanager
 def _answering(store: Store) -> Iterator[MlflowClient]:
-    """Yield a client of the store, whose requests fail within seconds. Make the database if it is
-    missing.
+    """Yield a client whose requests fail within seconds. Make the database if it is missing.
 
     Raises: UserError: in place of every error that a request in the block raises.
     """
@@ -145,8 +144,7 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
 
 @contextmanager
 def _changes_are_not_waited_for() -> Iterator[None]:
-    """Keep SQLite in the block from waiting for the disk after each change, of which tables need
-    many."""
+    """Keep SQLite from waiting for the disk after each of the many changes in the block."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -161,8 +159,7 @@ def _changes_are_not_waited_for() -> Iterator[None]:
 
 
 def _only_one_opener(store: Store) -> AbstractContextManager[object]:
-    """Return a context that is held by one process at a time while it makes a local database's
-    tables."""
+    """Return a context that one process at a time holds, to make a local database's tables."""
     if store.database is None:
         return nullcontext()
     folder = store.database.parent

@@ -80,8 +80,7 @@ class PromptHistory:
     _first: dict[str, int] = field(default_factory=dict)  # the first batch that had a prompt
 
     def add(self, kind: str, scored: ScoredPrompts) -> None:
-        """Add one policy's scores of a kind, in place of those with the same number of policy
-        iterations."""
+        """Add one policy's scores of a kind, in place of the same policy's earlier ones."""
         self.of_kind[kind].pop(scored.policy_iterations, None)
         self.of_kind[kind][scored.policy_iterations] = scored
         if kind == "batch":
@@ -89,8 +88,7 @@ class PromptHistory:
                 self._first.setdefault(_digest(score.prompt), scored.policy_iterations)
 
     def begin(self, policy_iterations: int) -> None:
-        """Forget the scores that a run which continues after `policy_iterations` iterations will
-        add again."""
+        """Forget the scores that a run will add again, as it restarts at `policy_iterations`."""
         for kind, lines in self.of_kind.items():
             last = policy_iterations - (kind == "batch")
             for number in [number for number in lines if number > last]:
@@ -108,8 +106,7 @@ class PromptHistory:
         return ScoredPrompts(policy_iterations, policy_steps, unique_scores, is_new)
 
     def fresh(self) -> FreshScores:
-        """Return the scores of new prompts in the last 8 batches. Of fewer than 16, only the second
-        half counts."""
+        """Return new prompts' scores in the last 8 batches, or in the last half of less than 16."""
         batches = list(self.of_kind["batch"].values())
         last = batches[-min(FRESH_BATCHES, max(1, len(batches) // 2)) :]
         scores = [
@@ -121,14 +118,12 @@ class PromptHistory:
         return FreshScores(tuple(scores), len(last))
 
     def evaluated(self, kind: str, within: int | None = None) -> ScoredPrompts | None:
-        """Return the last evaluation of a kind, or None; with `within`, the last in that many
-        policy steps."""
+        """Return the last evaluation, or None; with `within`, the last in so few policy steps."""
         evaluations = self._within(kind, within)
         return evaluations[-1] if evaluations else None
 
     def recent(self, within: int | None = None) -> tuple[dict[str, float], int]:
-        """Return each held-out prompt's mean score over the last evaluated policies, and their
-        number.
+        """Return each held-out prompt's mean over the last evaluated policies, and their number.
 
         These are up to four policies, without the untrained one. Only prompts on which all of them
         were evaluated count. With `within`, policies with more policy steps are left out.
@@ -161,8 +156,7 @@ class ScoresFile:
         self._is_well = True
 
     def begin(self, policy_iterations: int) -> None:
-        """Read what earlier processes of the run wrote; continue after `policy_iterations`
-        iterations."""
+        """Read what earlier processes of the run wrote, and continue from this policy."""
         self.history = history_of(self.read() or "")
         self.history.begin(policy_iterations)
         # on a line of its own, whatever a process that was killed has left of its last one
@@ -222,8 +216,7 @@ def history_of(text: str) -> PromptHistory:
 
 
 def _lines(text: str) -> Iterator[tuple[str, ScoredPrompts | int]]:
-    """Yield the kind and contents of each valid line: scores, or for a `begin` line the
-    iterations."""
+    """Yield each valid line's kind and scores, or for a `begin` line the iterations."""
     for line in text.splitlines():
         try:
             contents = read_line(line)

@@ -25,8 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def provenance_tags() -> dict[str, str]:
-    """Return the tags `git/...`, `version/...` and `host/...` of a run that starts in this
-    process."""
+    """Return a run's tags `git/...`, `version/...` and `host/...`, as of this process."""
     of_versions = {f"version/{name}": value for name, value in versions().items()}
     of_host = {f"host/{name}": value for name, value in host().items()}
     return git_state(Path.cwd()) | of_versions | of_host
@@ -51,8 +50,7 @@ def git_state(folder: Path) -> dict[str, str]:
 
 
 def host() -> dict[str, str]:
-    """Return the processor, the number of usable cores, the memory and the GPUs of this host, as
-    texts."""
+    """Return this host's processor, number of usable cores, memory and GPUs, as texts."""
     import psutil
 
     model = None

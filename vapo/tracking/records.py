@@ -21,8 +21,7 @@ SCORE_START = "held-out avg@"
 
 
 class InputData(NamedTuple):
-    """A data set that a run reads, as MLflow records it; `context` is `training` or
-    `evaluation`."""
+    """A data set that a run reads, for MLflow; `context` is `training` or `evaluation`."""
 
     name: str
     context: str
@@ -47,22 +46,19 @@ class Record:
 
 
 def is_run_id(value: object) -> bool:
-    """Whether a value has the form of an MLflow run's id, so that it may be put into addresses and
-    paths."""
+    """Whether a value has the form of an MLflow run's id, and may be in addresses and paths."""
     return isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,64}", value) is not None
 
 
 def with_score(note: str, score_line: str) -> str:
-    """Return the description `note` with `score_line` first, in place of an earlier score's
-    line."""
+    """Return the description `note` with `score_line` first, in place of an earlier score."""
     first, _, rest = note.partition("\n\n")
     text = rest if first.startswith(SCORE_START) else note
     return f"{score_line}\n\n{text}" if text else score_line
 
 
 def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as the JSON of an MLflow table, with all columns in the order in which they first
-    occur.
+    """Return rows as the JSON of an MLflow table, with all their columns in order.
 
     Nan and inf become null, as pandas writes them, because JSON has neither.
     """
@@ -74,8 +70,7 @@ def table_json(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_table(listed: str, name: str) -> str:
-    """Return the value of `TABLES_TAG` (`listed` is the earlier one) with the table `name` added at
-    its end.
+    """Return `TABLES_TAG`'s value: the earlier one, `listed`, with the table `name` at its end.
 
     Its length is bounded: the oldest tables drop out of it, and stay readable as artifacts.
     """

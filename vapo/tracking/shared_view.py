@@ -50,8 +50,7 @@ def view_state() -> str:
 
 
 def share_view(client: MlflowClient, experiment: Experiment) -> bool:
-    """Set the experiment's tag for the view if it is not up to date; return whether the tag exists
-    now."""
+    """Set the experiment's tag for the view if needed; return whether it has one now."""
     from mlflow.exceptions import MlflowException
 
     state = view_state()

@@ -66,8 +66,7 @@ class MlflowSink:
         return missing_records(self._client, self._run_id, records)
 
     def _send(self, records: Sequence[Record]) -> None:
-        """Write records of one kind to the run, with the method of MLflow's client for that
-        kind."""
+        """Write records of one kind to the run, by MLflow's method for that kind."""
         from mlflow.entities import Metric, Param, RunTag
 
         client, run_id = self._client, self._run_id
@@ -135,8 +134,7 @@ def known_run(client: MlflowClient, run_id: str) -> Run | None:
 
 
 def fault_of(error: BaseException) -> Literal["record", "store"] | None:
-    """Return what causes an error: the record's content, or the store's state (full, unreachable
-    ...).
+    """Return what causes an error: the record's content, or the store's state (full, away ...).
 
     It is None if that is not clear. If MLflow's server passes on the database's error, only its
     text shows it.

@@ -61,8 +61,7 @@ class Store:
 
     @property
     def client_uri(self) -> str:
-        """The address for MLflow, which reads a server's credentials from environment variables
-        instead."""
+        """The address for MLflow, which reads a server's credentials from variables."""
         return self.shown_uri if self.is_http else self.uri
 
     @property
@@ -75,15 +74,13 @@ class Store:
         return (self.database.parent / "artifacts").as_uri() if self.database else None
 
     def artifact_folder(self, run_id: str | None, name: str) -> Path | None:
-        """Return the folder of a run's artifacts called `name`, or None if they are not beside a
-        local database."""
+        """Return the folder of a run's artifacts `name`; None unless beside a local database."""
         if self.database is None or run_id is None:
             return None
         return self.database.parent / "artifacts" / run_id / "artifacts" / name
 
     def hand_over_credentials(self) -> None:
-        """Set the environment variables from which MLflow and started processes read this store's
-        credentials.
+        """Set the variables from which MLflow and child processes read this store's credentials.
 
         Variables that were set for another store are first restored, so that no store is sent
         another one's password. Call it before MLflow uses the store.
@@ -114,8 +111,7 @@ class Store:
         return MlflowClient(self.client_uri)
 
     def redact(self, text: str) -> str:
-        """Return a text, such as an error's, without credentials: those of the URI and all known
-        secrets."""
+        """Return a text, such as an error's, without the URI's credentials and known secrets."""
         text = text.replace(self.uri, self.shown_uri)
         user_part, at, _ = self.uri.partition("://")[2].rpartition("@")
         text = text.replace(user_part + at, "") if at else text

@@ -70,8 +70,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def runner(self) -> IterationRunner:
-        """The runner of the iterations' stages. It is made when Lightning first asks for the
-        loader."""
+        """The runner of iterations, which is made when Lightning first asks for the loader."""
         assert self._runner is not None, "Lightning asks for the loader first"
         return self._runner
 
@@ -113,8 +112,7 @@ class RolloutDataModule(L.LightningDataModule):
         return IterationLoader(self, module)
 
     def make_runner(self, module: VapoModule, *, total: int) -> IterationRunner:
-        """Make the runner of the module's iterations. `total` is the expected number of iterations
-        of the run."""
+        """Make the runner of the module's iterations, of which about `total` are expected."""
         return IterationRunner(
             self.config,
             self.make_rollouts(module),
@@ -127,8 +125,7 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def next_iteration(self, module: VapoModule) -> Iteration:
-        """Run the stages of the next iteration, and return it with its minibatches. `iteration`
-        holds it."""
+        """Run the next iteration's stages, and return it; `iteration` holds it, too."""
         self._iteration = None  # one iteration's rollouts are in memory at a time
         self._iteration = self.runner.run(module.start)
         return self._iteration
@@ -154,8 +151,7 @@ class RolloutDataModule(L.LightningDataModule):
 
 @dataclass(frozen=True)
 class IterationLoader:
-    """The loader that Lightning iterates over: each epoch runs an iteration's stages and yields its
-    minibatches.
+    """Lightning's loader: each epoch runs an iteration's stages and yields its minibatches.
 
     Lightning creates one more iterator than it uses. The stages run when the first minibatch is
     requested, which is after the epoch has begun.
@@ -214,8 +210,7 @@ class StopAtSafePoints(Callback):
 
 
 def actor_access(module: VapoModule) -> ActorAccess:
-    """Return the functions by which a sampling engine reads the actor's weights and computes
-    log-probs."""
+    """Return the functions by which a sampling engine reads and runs the actor."""
 
     def logprobs(inputs: TokenInputs) -> Tensor:
         with module.trainer.precision_plugin.forward_context():

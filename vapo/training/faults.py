@@ -85,8 +85,7 @@ class Faults:
         self.streaks = {network: Streak(**streak) for network, streak in state.items()}
 
     def stepped(self, network: str) -> None:
-        """End the network's streak of skipped updates, because one was made. Note it if several
-        were skipped."""
+        """End the network's streak of skipped updates; note it if several were skipped."""
         if (streak := self.streaks.pop(network, None)) and streak.count > 1:
             self.note(f"{network}: updates resumed, after {streak.count} skipped in a row")
 
@@ -154,8 +153,7 @@ def inspect_minibatch(
     records: BadRollouts,
     place: str,
 ) -> str:
-    """Save the rollouts of a minibatch that have numbers which are not finite; return a text that
-    names the numbers.
+    """Save a minibatch's rollouts that have non-finite numbers; return a text on these.
 
     If every single number is finite and only the loss or the gradient norm is not, a few rollouts
     are saved as examples, and `sums` is returned. Every rank must call this.

@@ -68,8 +68,7 @@ class IterationRunner:
         self.player = None if self.source is None else self.source.collection.player
 
     def run(self, start: IterationStart) -> Iteration:
-        """Run the iteration's stages from sampling to cutting minibatches; return its minibatches
-        and metrics.
+        """Run an iteration's stages, from sampling to minibatches, and return the iteration.
 
         Training on the minibatches and `sync` follow, by the caller.
         """
@@ -130,8 +129,7 @@ class IterationRunner:
         return evaluated
 
     def check(self, batch: EvaluatedBatch, start: IterationStart) -> CheckedBatch:
-        """Leave out the rollouts that have numbers which are not finite, and count them in
-        `faults`."""
+        """Leave out rollouts with numbers that are not finite, and count them in `faults`."""
         place = f"iteration {start.number}"
         checked = check_batch(
             batch,
@@ -158,8 +156,7 @@ class IterationRunner:
     def mask_and_measure(
         self, batch: TrainingBatch, start: IterationStart
     ) -> tuple[TrainingBatch, dict[str, float]]:
-        """Compute the iteration's metrics. If there are several critics, mask tokens by the spread
-        of their values.
+        """Compute the metrics; with several critics, mask tokens by the spread of their values.
 
         Tokens are masked out of the policy's losses by `agreement_mask_share` and
         `disagreement_mask_share`.
@@ -219,8 +216,7 @@ class IterationRunner:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One iteration: its minibatches and metrics, and its rollout batch as it was before the
-    update.
+    """One iteration: its minibatches and metrics, and its rollout batch from before the update.
 
     `checked` is the batch after rollouts with numbers that are not finite were left out. `batch`
     has advantages and value targets.
@@ -246,8 +242,7 @@ class Iteration:
 def is_due(
     config: FitConfig, start: IterationStart, every_n: int | None, *, ends_phase: bool
 ) -> bool:
-    """Whether what happens every `every_n` iterations of a phase, and after its first and last, is
-    due.
+    """Whether the iteration is a phase's first, last, or an `every_n`-th.
 
     Args:
         every_n: None: it never happens.
@@ -262,8 +257,7 @@ def is_due(
 
 
 class Networks(Protocol):
-    """The methods and attributes of actor and critic that an iteration's stages use (see
-    `VapoModule`)."""
+    """What an iteration's stages use of actor and critic, as `VapoModule` has it."""
 
     pad_id: int
     faults: Faults
@@ -271,8 +265,7 @@ class Networks(Protocol):
     microbatching: MicrobatchChoice
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
-        """Choose the micro-batch settings that the config leaves to the free memory, in the first
-        call alone.
+        """Choose, once, the micro-batch settings that the config leaves to the free memory.
 
         Returns: a line that describes the choice, or None if nothing was chosen.
         """
@@ -288,8 +281,7 @@ class Networks(Protocol):
 
 
 class Rollouts(Protocol):
-    """A source of rollout batches: a `RolloutSource`, which samples them, or a file that stores
-    them."""
+    """A source of rollout batches: a `RolloutSource`, which samples them, or a file."""
 
     def next_batch(
         self, start: IterationStart, *, last: int
@@ -301,8 +293,7 @@ class Rollouts(Protocol):
 
 
 class Observer:
-    """Base of what looks at the rollout batch between an iteration's stages, and changes nothing in
-    it.
+    """Base of classes that look at the rollout batch between stages, and change nothing.
 
     Each method returns metrics that are added to the iteration's. Every rank must call the methods.
     """

@@ -75,8 +75,7 @@ def choose_microbatching(
     recomputes: Mapping[str, bool | None],
     saved: Microbatching | None = None,
 ) -> Microbatching:
-    """Return the largest micro-batch size that fits, and the networks that must recompute
-    activations for it.
+    """Return the largest micro-batch size that fits, and the networks that must recompute for it.
 
     A network recomputes only if without that it has no room for micro-batches of 16,384 tokens, or
     of the size that the config sets.
@@ -133,8 +132,7 @@ def first_microbatching(config: FitConfig) -> Microbatching:
 
 
 def has_auto(config: FitConfig) -> bool:
-    """Whether the config leaves the micro-batch size or a network's recomputation to the free
-    memory."""
+    """Whether the free memory decides the micro-batch size or a network's recomputation."""
     return "auto" in (config.training.microbatch_tokens, *recomputation_options(config).values())
 
 
@@ -150,8 +148,7 @@ def may_choose(config: FitConfig, device: torch.device, *, num_processes: int) -
 
 
 def free_bytes(device: torch.device) -> tuple[float, float]:
-    """Return the bytes that this process could still allocate on the GPU, and the GPU's total
-    bytes."""
+    """Return the GPU's bytes that this process could still allocate, and the total."""
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(free + cached), float(total)
@@ -209,8 +206,7 @@ class Measurement:
     device: torch.device
 
     def chosen(self, batch: RolloutBatch, saved: Microbatching | None) -> tuple[Microbatching, str]:
-        """Choose the micro-batching and apply it to the networks; return it and a line that
-        describes it."""
+        """Choose the micro-batching and apply it; return it and a line that describes it."""
         free, total = free_bytes(self.device)
         spare = _SPARE_BYTES + _SPARE_SHARE * total
         room = {name: free - spare - gradients(net) for name, net in self.networks.items()}
@@ -304,8 +300,7 @@ def first_of(network: Actor | Critic) -> Actor | Critic:
 
 
 def gradients(network: nn.Module) -> float:
-    """Return the bytes of the gradients that are not yet allocated and that an update will
-    allocate."""
+    """Return the bytes of the gradients that an update will still allocate."""
     trained = (p for p in network.parameters() if p.requires_grad and p.grad is None)
     return float(sum(p.numel() * p.element_size() for p in trained))
 

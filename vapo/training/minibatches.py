@@ -31,8 +31,7 @@ NETWORKS = ("actor", "critic")
 
 
 class Pass(NamedTuple):
-    """One pass over the rollout batch: the networks that it trains and its number of
-    minibatches."""
+    """One pass over the rollout batch: the networks that it trains, its number of minibatches."""
 
     networks: tuple[str, ...]
     num_minibatches: int
@@ -87,8 +86,7 @@ def common_minibatches(config: FitConfig) -> int:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The rows of one forward and backward pass: the network's inputs and all columns of the
-    rows."""
+    """Rows of one forward and backward pass: the network's inputs and all columns of the rows."""
 
     inputs: TokenInputs
     rows: TrainingBatch
@@ -124,8 +122,7 @@ def cut_microbatches(
     pad_id: int,
     layout: Layout,
 ) -> Microbatches:
-    """Cut rows of a batch into micro-batches of at most `max_tokens` tokens of one network's
-    inputs.
+    """Cut a batch's rows into micro-batches of at most `max_tokens` tokens of one network's inputs.
 
     With `for_critic` the critic's prompts count, which may be longer than the policy's. If there
     are several critics, each micro-batch has rows of one critic. A critic without a loss on its
@@ -257,8 +254,7 @@ def make_minibatches(
 
 
 def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
-    """Return for each row a number that says which losses have no token in it; 0: every loss has
-    some.
+    """Return for each row a number that says which losses have no token in it; 0: none.
 
     The number is a sum: 1 for the surrogate, 2 for the critic's loss, 4 for the policy's other
     losses. A row without the policy's other losses has no surrogate loss either.
@@ -297,8 +293,7 @@ def spread_rows(
 
 
 def _counted(batch: TrainingBatch, rows: list[int]) -> dict[str, Any]:
-    """Count the rows' tokens, responses and returns over all ranks; return `Minibatch`'s `num_`
-    fields."""
+    """Return a `Minibatch`'s `num_` fields, counted over the rows of all ranks."""
     policy_mask, value_mask = batch.policy_mask[rows], batch.value_mask[rows]
     tokens, policy_tokens = batch.loss_mask[rows].sum(dim=1), policy_mask.sum(dim=1)
     # a nan is one, too: it must show in the loss

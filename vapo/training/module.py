@@ -133,8 +133,7 @@ class VapoModule(L.LightningModule):
         say_layout(packing, self.layout, models)
 
     def on_fit_start(self) -> None:
-        """Record which weights the session begins with, and move the reference policy to the
-        device."""
+        """Record which weights the session begins with, and move the reference policy."""
         loads_weights = self.trainer.ckpt_path is None
         self.lineage.begin_session(self.config, self.device, loads_weights=loads_weights)
         if self.device_mesh is None:  # shards were filled in their place
@@ -155,8 +154,7 @@ class VapoModule(L.LightningModule):
         return {"actor": self.config.actor, **critic}
 
     def on_train_start(self) -> None:
-        """Set the options of restored optimizers to this run's config; the checkpoint's are
-        dropped."""
+        """Set the options of restored optimizers to this run's config, not the checkpoint's."""
         for name, options in self._options.items():
             wrapper, scheduler = stepper(self, name)
             take_options(wrapper.optimizer, scheduler, options)
@@ -164,7 +162,7 @@ class VapoModule(L.LightningModule):
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
-        """Choose what the config leaves open of micro-batching, by the GPU's free memory; only
+        """Choose the micro-batching that the config leaves open, by the GPU's free memory; only
         once.
 
         Returns: a line that describes the choice, or None if nothing was chosen.
@@ -181,8 +179,7 @@ class VapoModule(L.LightningModule):
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """Return the batch with values, and in the policy phase with the log-probs that the losses
-        read.
+        """Return the batch with values, and in the policy phase with the losses' log-probs.
 
         The reference policy's log-probs are added for a KL term. The old policy's are added if a
         loss reads them (`reads_old_logprobs`) or if `with_entropy` asks for entropies. What an
@@ -225,8 +222,7 @@ class VapoModule(L.LightningModule):
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
     def _losses(self) -> dict[str, LossShare]:
-        """Return the loss function of each network that the iteration trains, in the order of
-        updates."""
+        """Return the loss of each network that the iteration trains, in order of updates."""
         trains_actor = self.start.phase is Phase.POLICY_OPTIMIZATION
         losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
         if self.critic is not None:
@@ -266,8 +262,7 @@ class VapoModule(L.LightningModule):
     def _accumulate(
         self, network: Actor | Critic, loss_share: LossShare, minibatch: Minibatch, totals: Totals
     ) -> Tensor:
-        """Add up a minibatch's gradient over micro-batches; return this rank's loss, or nan if
-        there is a fault."""
+        """Add up a minibatch's gradient over micro-batches; return this rank's loss."""
         if minibatch.fault is not None:
             return torch.tensor(torch.nan, device=self.device)
         total = torch.zeros((), device=self.device)
@@ -304,8 +299,7 @@ class VapoModule(L.LightningModule):
         return {name: inputs.scatter(numbers) for name, numbers in columns.items()}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
-        """Return a micro-batch's values [b, T] of the critic, and the logits of a categorical
-        head."""
+        """Return the critic's values [b, T], and the logits of a categorical head."""
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
         output = forward_of_rows(self.critic, inputs, micro.rows.critic_members)._asdict()
@@ -314,8 +308,7 @@ class VapoModule(L.LightningModule):
     def _update(
         self, name: str, loss: Tensor, minibatch: Minibatch, *, counted: bool
     ) -> dict[str, float]:
-        """Clip the gradient of one network and step its optimizer; return its `grad_norm` and `lr`
-        metrics.
+        """Clip a network's gradient and step its optimizer; return its `grad_norm` and `lr`.
 
         If the loss or the gradient norm is not finite, the update is skipped.
 

@@ -73,8 +73,7 @@ def has_loss(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> bool:
-    """Whether the loss of `actor` or `critic` has a token in the minibatch. All ranks get the same
-    answer.
+    """Whether the loss of `actor` or `critic` has a token in the minibatch, on any rank.
 
     The critic has no loss if every token is masked out. The actor has none if all its terms are 0
     by construction: each token is masked out or has an advantage of exactly 0 (as where the rewards
@@ -103,8 +102,7 @@ def policy_objective(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """Return the micro-batch's share of the actor's loss, L_PPO + mu * L_NLL (+ KL - entropy
-    bonus).
+    """Return a micro-batch's share of the actor's loss, L_PPO + mu * L_NLL (+ KL - entropy bonus).
 
     The loss' terms and statistics are added to `totals`. Importance weights and the policy mask
     (`vapo.advantages.mismatch_correction`) are applied to L_PPO alone.
@@ -226,8 +224,7 @@ def add_ratio_statistics(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Add the KL to the policy before the update, the largest ratio and the shares of cut tokens to
-    `totals`.
+    """Add to `totals` the KL to the policy before, the largest ratio, and shares of cut tokens.
 
     The shares are of all tokens with loss. With GSPO they are the means over responses of each
     response's share.
@@ -255,8 +252,7 @@ def cut_tokens(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> dict[str, Bool[Tensor, "b T"]]:
-    """Return the masks of the tokens whose gradient the surrogate cuts off or bounds, by metric
-    name.
+    """Return masks of the tokens whose gradient the surrogate cuts off or bounds, by metric name.
 
     DIS and DPPO reject a token for its ratio to the rollout policy. A clip cuts a token's gradient
     off for its ratio, or for its response's ratio (GSPO). CISPO bounds a token's weight.

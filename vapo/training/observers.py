@@ -95,8 +95,7 @@ class ValueTruths(Observer):
         return {}
 
     def is_due(self, start: IterationStart) -> bool:
-        """Whether this iteration measures true values. One that trains on stored rollouts never
-        does."""
+        """Whether this iteration measures true values. One on stored rollouts never does."""
         pretraining = self.config.components.value_pretraining
         if start.phase is Phase.VALUE_PRETRAINING and pretraining.data is not None:
             return False  # stored rollouts are perhaps of another policy, and judged elsewhere

@@ -65,8 +65,7 @@ def make_optimizer(
 
 
 def copy_of_moments(optimizer: Optimizer) -> list[dict[str, Tensor]]:
-    """Return a copy of the optimizer's state (step, moments) of each parameter, in the order of
-    groups."""
+    """Return a copy of the optimizer's state (step, moments) of each parameter, in order."""
     return [
         {name: tensor.detach().clone() for name, tensor in optimizer.state[parameter].items()}
         for group in optimizer.param_groups
@@ -107,8 +106,7 @@ def make_optimizers(
 
 
 def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the options (learning rate, betas and so on) of each parameter group of a new
-    optimizer.
+    """Return the options (learning rate, betas ...) of each parameter group of a new optimizer.
 
     `fused` and `foreach` are left out, because they depend on the device.
     """

@@ -52,8 +52,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Sampling:
-    """A function from a module to the source of its rollouts: the actor samples them, and the
-    scorer judges them.
+    """Makes the source of a module's rollouts: the actor samples, and the scorer judges.
 
     Args:
         rollout_cache: keeps rollouts on the disk for a run that resumes; None: none are kept.
@@ -86,8 +85,7 @@ class Sampling:
         )
 
     def _engine(self, module: VapoModule) -> Sampler:
-        """Start the config's engine. The start of vLLM, which takes a while, is shown as a
-        stage."""
+        """Start the config's engine. The start of vLLM, which takes time, is shown as a stage."""
         is_built_in = self.config.rollouts.engine == "transformers"
         with nullcontext() if is_built_in else self.progress.stage("engine_start"):
             return make_sampler(
@@ -120,8 +118,7 @@ class TrainingParts:
 
 
 def module_of(config: FitConfig, inputs: Inputs) -> VapoModule:
-    """Make the module of a config. Its networks are loaded later, when Lightning calls
-    `configure_model`."""
+    """Make the module of a config. Lightning loads its networks in `configure_model`."""
     return VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id))
 
 
@@ -175,8 +172,7 @@ def num_pretraining_iterations(module: VapoModule) -> int:
 
 
 def trainer_options(module: VapoModule) -> dict[str, Any]:
-    """Return the arguments of `L.Trainer` that follow from the module's config. One epoch is one
-    iteration."""
+    """Return the arguments of `L.Trainer` that follow from the config, one epoch an iteration."""
     config = module.config
     phases_differ = len({num_steps(config, phase) for phase in Phase}) > 1
     return {

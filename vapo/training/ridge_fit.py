@@ -102,8 +102,7 @@ class RidgeFit:
         self._of_minibatch = None
 
     def refit(self, critic: Critic) -> dict[str, float]:
-        """Fit the weights to the last `window_batches` batches, this iteration's included; return
-        metrics.
+        """Fit the weights to the last `window_batches` batches, and return metrics.
 
         A critic's weights stay as they are if the iteration added no token or the window has none
         for it. Every rank must call this.

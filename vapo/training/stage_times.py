@@ -12,8 +12,7 @@ import torch
 
 @dataclass
 class StageTimes:
-    """The seconds of an iteration, or of several added up, and the tokens and operations done in
-    them.
+    """The seconds of one or several iterations, and the tokens and operations done in them.
 
     `stages` follow one another. `updates`, one for each network, are parts of the stage `training`.
     What is left of the wall clock is idle time: metrics, minibatches, checkpoints. Tokens are
@@ -62,8 +61,7 @@ class StageTimes:
         return metrics
 
     def describe(self) -> str:
-        """Return one line: shares of the time, largest first, tokens per second, and MFU if the
-        device's peak is known.
+        """Return one line: shares of the time, tokens per second, and MFU if the peak is known.
 
         The updates are in brackets after `training`, because they are parts of it.
         """

@@ -15,8 +15,7 @@ from vapo.system.private_attributes import set_device
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:
-    """Return the strategy for `L.Trainer`: "auto" for one process, or one that shards the
-    parameters."""
+    """Return the strategy for `L.Trainer`: "auto" or one that shards the parameters."""
     if trainer.strategy == "auto":
         return "auto"
     return Sharding(
@@ -28,8 +27,7 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
 
 
 class Sharding(ModelParallelStrategy):
-    """A Lightning strategy that shards parameters. With `offloads` they and optimizer states stay
-    in host memory.
+    """A Lightning strategy that shards parameters. If it `offloads`, they stay in host memory.
 
     Lightning alone would move both to the GPU. Sums over ranks of tensors in host memory (the
     gradient's norm, gathered weights for a checkpoint) go through gloo.

@@ -38,8 +38,7 @@ _LOGGED_EVERY = 20  # optimizer steps
 
 @dataclass(frozen=True)
 class SupervisedBatch:
-    """The data of one optimizer step: micro-batches, and the number their summed losses are divided
-    by."""
+    """One optimizer step's data: micro-batches, and the divisor of their summed losses."""
 
     microbatches: list[Any]
     denominator: int
@@ -56,8 +55,7 @@ def recorded_run(
     prompts: PromptSplit,
     network: nn.Module,
 ) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
-    """Open the progress display, the scorer and the MLflow run of a supervised command; log its
-    config.
+    """Open display, scorer and MLflow run of a supervised command, and log its config.
 
     Args:
         sampling: the part of the config that sampling needs (`sampling_config`).
@@ -183,8 +181,7 @@ class SupervisedModule(L.LightningModule):
 
 @dataclass(eq=False)
 class SupervisedRecording(Callback):
-    """Shows the progress of training, and logs the loss of every 20th step and of the last as
-    `loss_name`."""
+    """Shows the progress, and logs the loss of every 20th step and the last as `loss_name`."""
 
     logger: RunLogger
     progress: Progress
@@ -223,8 +220,7 @@ def train_supervised(
     accelerator: str,
     precision: Any,
 ) -> None:
-    """Train the module's network on all batches, in one process, and log the loss as
-    `loss_name`."""
+    """Train the module's network on all batches in one process, and log the loss as `loss_name`."""
     trainer = L.Trainer(
         accelerator=accelerator,
         devices=1,

@@ -112,11 +112,10 @@ def make_trainer(
 
 @dataclass(eq=False)
 class Profiling(Callback):
-    """Writes a profiler trace of the run's second iteration, or of its only one. It must be the
-    last callback.
+    """Traces the run's second iteration, or the only one. It must be the last callback.
 
     The first of several iterations is not traced because it includes work that is done once: memory
-    is allocated, kernels are chosen.
+    is allocated, kernels are chosen. The trace is written into the run's folder.
     """
 
     run_dir: Path

@@ -85,8 +85,7 @@ def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _answer(tokenizer: PreTrainedTokenizerBase, frame: bytes) -> str:
-    """Send a request frame for the tokenizer's template to the template process; return the
-    answer's text.
+    """Send a request for the tokenizer's template to the template process; return its text.
 
     Raises: TemplateRefusal or UserError, as `render_chat`.
     """

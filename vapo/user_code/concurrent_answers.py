@@ -29,8 +29,7 @@ def answer_concurrently(
     *,
     timeout_s: float,
 ) -> None:
-    """Answer each `(ticket, question)` of a channel in a thread of its own, until the trainer
-    closes it.
+    """Answer each `(ticket, question)` of a channel in its own thread, until the trainer closes it.
 
     Args:
         reply: returns the fields of a question's answer, and never raises.
@@ -63,8 +62,7 @@ def answer_concurrently(
 
 
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that, if it returns a coroutine, the wrapper waits for the coroutine's
-    result.
+    """Wrap a function so that a coroutine which it returns is awaited, and its result returned.
 
     Any other result is returned unchanged. All coroutines of a process run in one event loop, so
     that they may share a client. A coroutine runs on until it ends, even if its question has been

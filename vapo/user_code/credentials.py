@@ -44,8 +44,7 @@ def check_passed(names: Sequence[str], *, key: str) -> None:
 
 
 def secret_texts(values: Any = None) -> Hidden:
-    """Return the secrets in the environment variables and in a config's values, with their
-    replacements."""
+    """Return the secrets in environment variables and config values, with replacements."""
     texts = texts_of_environment()
     for text in _texts_in(values):
         for secret in secrets_within(text):

@@ -66,8 +66,7 @@ def _file(name: str, folders: list[str], label: str) -> Path:
 
 
 def _module_file(module: str, folders: list[str], label: str) -> Path | None:
-    """Return a module's source file, searched as an import does, or None if only an import can find
-    it.
+    """Return a module's source file, as an import finds it; None if only an import can.
 
     Raises: UserError: there is no such module.
     """

@@ -116,8 +116,7 @@ def _bytes(function: Callable[..., Any], name: str, key: str) -> bytes:
 def function_of(
     path: str | None, function_bytes: bytes | None, *, key: str, folder: str | None
 ) -> Callable[..., Any]:
-    """Return the function in `function_bytes`, which the parent sent, or if that is None, import
-    `path`.
+    """Return the function in `function_bytes`, which the parent sent, else import `path`.
 
     Args:
         function_bytes: the result of `bytes_of` in the parent.

@@ -53,8 +53,7 @@ SEARCH_EVERY_S = 0.2
 
 
 class Host:
-    """Starts and ends the processes that run a user's code, as the trainer orders. It runs in the
-    host process.
+    """In the host process: starts and ends processes with a user's code, as the trainer orders.
 
     A process is ended with everything that it has started. Each process leads a process group, so
     that one signal reaches all of it that has not left the group. On Linux, orphans of what it

@@ -53,8 +53,7 @@ class HostProcess:
         self._start()
 
     def open(self, number: int, channel: socket.socket) -> None:
-        """Let the host start process `number` for the user's code. That process gets the socket
-        `channel`.
+        """Let the host start process `number`, which gets the socket `channel`.
 
         Raises: UserError: what `wait_until_ready` raises, or the process cannot be started.
         """
@@ -127,8 +126,7 @@ class HostProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Kill the host and everything it has started; return its exit status. Later calls only
-        return it."""
+        """Kill the host and all it has started, if not done; return its exit status."""
         if self._status is not None:
             return self._status
         self._channel.close()

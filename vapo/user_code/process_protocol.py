@@ -49,8 +49,7 @@ must fit into JSON, or the one field `failure`. It may raise, hang or crash, and
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode(ABC):
-    """A user's code, as a host process needs it: how to import it, and how its answers are
-    checked."""
+    """A user's code for a host process: how to import it, and how to check its answers."""
 
     shows_errors: bool = False
     """Whether to print the traceback of what the code raises, because its output is shown."""
@@ -86,8 +85,7 @@ class UserCode(ABC):
 
     @abstractmethod
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """Return an answer's fields as the trainer uses them, or None if they do not answer the
-        question.
+        """Return an answer's fields for the trainer; None if they do not answer the question.
 
         This is called in the trainer, because the process that answers is not trusted.
         """
@@ -171,8 +169,7 @@ def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
 
 
 def channel_of(descriptor: int) -> Connection:
-    """Make a connection from a socket's descriptor. Programs that a user's code starts do not
-    inherit it.
+    """Make a connection of a socket's descriptor. No program that this process starts inherits it.
 
     The descriptor is moved to a high number, which no code writes to by mistake.
     """
@@ -217,8 +214,7 @@ def print_error(error: BaseException) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Return ` (file.py:12)`, the last line outside this package that an error passed through; else
-    empty."""
+    """Return ` (file.py:12)`, an error's last line outside this package, or an empty text."""
     place, frame = "", error.__traceback__
     while frame is not None:  # no source is read: memory may be short
         name = frame.tb_frame.f_code.co_filename
@@ -229,6 +225,5 @@ def _where(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with `?` in place of lone surrogates, so that logs and tables can encode
-    it."""
+    """Return the text with `?` for lone surrogates, so that logs and tables can encode it."""
     return text.encode("utf-8", "replace").decode()

@@ -20,20 +20,17 @@ _SET_BY_VAPO = "vapo"
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in this Python, with the current folder not on its
-    path."""
+    """Return the command that runs a module in Python, without the current folder on its path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_program(program: str, *arguments: str) -> list[str]:
-    """Return the command that runs a program's text in this Python, with the current folder not on
-    its path."""
+    """Return the command that runs a program's text, without the current folder on its path."""
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return `environ` with the variable that keeps the current folder off the path of child
-    processes."""
+    """Return `environ` with a variable that keeps the current folder off children's path."""
     return {SAFE_PATH: _SET_BY_VAPO, **environ}
 
 

@@ -56,14 +56,12 @@ def fork_supervised(control: int, channel: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Let descendants of this process become its children when their own parent ends (Linux
-    only)."""
+    """Let this process's descendants become its children when their parent ends (on Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent, the process with this id, ends (Linux
-    only)."""
+    """Let the kernel kill this process when its parent, with this id, ends (on Linux)."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
@@ -82,8 +80,7 @@ def kill_with_group(process: int) -> None:
 
 
 def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
-    """Wait until the child ends or a descriptor in `ending` is readable; kill all descendants;
-    exit.
+    """Wait until the child ends or one of `ending` is readable; kill all descendants; exit.
 
     The exit status is the child's, or 128 + the number of the signal that ended it. It is 0 if the
     child had not ended.
@@ -116,8 +113,7 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants(child: int) -> None:
-    """Kill `child` and this process's other children until none is left, for `KILL_TIMEOUT_S` at
-    most.
+    """Kill `child` and all other children until none is left, for at most `KILL_TIMEOUT_S`.
 
     The children of a killed child become this process's, so all descendants are reached.
     """

@@ -14,8 +14,7 @@ _MAX_CHARS = 2**18
 
 
 def max_chars(frame: bytes) -> int:
-    """Return the largest number of characters that the text rendered for a request frame may
-    have."""
+    """Return the most characters that the text rendered for a request frame may have."""
     return _MAX_CHARS + 4 * len(frame)
 
 
@@ -29,8 +28,7 @@ def write_frame(stream: IO[bytes], frame: bytes) -> None:
 
 
 def read_frame(stream: IO[bytes], max_length: int = 2**62) -> bytes | None:
-    """Return the next frame, or None if the other side has ended or announces more than
-    `max_length` bytes."""
+    """Return the next frame; None if the other side has ended or announces too many bytes."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -42,8 +42,7 @@ _OF_MACROS = ("caller", "varargs", "kwargs")
 
 
 class _Generation(Extension):
-    """A jinja extension that accepts `{% generation %}`, which marks an assistant's text and adds
-    nothing."""
+    """A jinja extension that accepts `{% generation %}`, which adds nothing to the text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own way)
 

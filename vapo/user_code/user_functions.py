@@ -139,8 +139,7 @@ def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _check_same(loaded: ModuleType, spec: ModuleSpec, label: str) -> None:
-    """Check that a loaded module comes from the file that was found, because Python has one module
-    per name.
+    """Check that a loaded module is the file that was found: Python has one module a name.
 
     Raises: UserError: the loaded module is another file.
     """
@@ -217,8 +216,7 @@ def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
 
 
 def _has_no(owner: Any, name: str, module: ModuleType) -> str:
-    """Return the message that `owner`, a module or an object in it, lacks the name; it lists
-    functions."""
+    """Return the message that `owner`, a module or object in it, lacks the name."""
     if module.__name__ == MAIN:
         return (
             f"the notebook or script that was started has no function {name}; run it from there "
@@ -243,8 +241,7 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return an import error's message, with the last line of the user's code that it passed
-    through."""
+    """Return an import error's message, with the last line of the user's code in it."""
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # it has its file and line itself
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
@@ -278,8 +275,7 @@ def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **k
 
 
 def raised_in(function: Callable[..., Any], error: Exception) -> str:
-    """Return a text on what a user's function raised, with the last line of its file that it passed
-    through."""
+    """Return a text on what a user's function raised, with the last line of its file."""
     frames = traceback.extract_tb(error.__traceback__)
     file = function.__code__.co_filename if isinstance(function, FunctionType) else None
     line = next((f.lineno for f in reversed(frames) if f.filename == file), None)

@@ -33,8 +33,7 @@ _KEYS = ("avg_at_k", "avg_at_k_ci_low", "avg_at_k_ci_high")
 
 @dataclass
 class RunningMean:
-    """The sum of the weights of several policies, in float32 on the host, from which `mean` is
-    computed.
+    """The sum of the weights of several policies, in float32 on the host; `mean` divides it.
 
     `first` is the iteration of the first policy in the sum, and `count` the number of policies.
     """
@@ -44,8 +43,7 @@ class RunningMean:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, weights: Iterable[tuple[str, Tensor]], *, first: int) -> None:
-        """Add a policy's weights to the sum. If `first` is another iteration than before, the sum
-        is first reset."""
+        """Add a policy's weights to the sum. A new `first` resets the sum before."""
         if first != self.first:
             self.first, self.count, self.sums = first, 0, {}
         self.count += 1
@@ -98,8 +96,7 @@ class WeightAverage(Callback):
             self.running = RunningMean()
 
     def evaluate(self, trainer: L.Trainer, module: VapoModule, policy_iterations: int) -> None:
-        """Evaluate the policy with the mean weights, log and show its score, and export it if the
-        config says so."""
+        """Evaluate the policy with the mean weights, log its score, and perhaps export it."""
         config, source = module.config, datamodule_of(trainer).source
         with source.engine_free(), self.averaged(trainer, module):
             result = evaluate(
@@ -123,8 +120,7 @@ class WeightAverage(Callback):
 
     @contextmanager
     def averaged(self, trainer: L.Trainer, module: VapoModule) -> Iterator[None]:
-        """Give actor and engine the mean weights inside the block, and afterwards their previous
-        ones."""
+        """Give actor and engine the mean weights in the block, and then their previous ones."""
         sampler = datamodule_of(trainer).source.collection.player.sampler
         try:
             with with_weights(module.actor.model, self.running.mean()):

@@ -124,8 +124,7 @@ class Checkpointing(Checkpoint):
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the disk has room for the checkpoints, before anything is sampled, and note
-        their size."""
+        """Check before any sampling that the disk has room for the checkpoints; note their size."""
         assert isinstance(pl_module, VapoModule)
         self._num_bytes = expected_bytes(pl_module)
         if pl_module.ridge is not None and pl_module.critic is not None:
@@ -144,8 +143,8 @@ class Checkpointing(Checkpoint):
         )
 
     def _choose_background(self, *, on_gpu: bool) -> str:
-        """Decide whether to save in the background, if the config leaves it open. All ranks get the
-        same result.
+        """Decide whether to save in the background if the config leaves it open, on all ranks
+        alike.
 
         Returns: the end of the note about checkpoints, which says what was decided.
         """
@@ -280,8 +279,7 @@ class Checkpointing(Checkpoint):
             self._num_bytes = write(state).num_bytes
 
     def _settle(self, *, wait: bool) -> None:
-        """Raise the error of an earlier background save, if it has failed. With `wait`, wait for
-        its end first."""
+        """Raise the error of an earlier background save. With `wait`, wait for its end first."""
         manifest = None if self._saves is None else self._saves.finish_pending(wait=wait)
         if manifest is not None:
             self._num_bytes = manifest.num_bytes
@@ -300,8 +298,7 @@ class Checkpointing(Checkpoint):
         )
 
     def _tidy(self, iteration: int, best_name: str | None) -> None:
-        """Update `last.ckpt` and `best.ckpt`, then remove checkpoints and kept rollouts that are
-        not needed.
+        """Update `last.ckpt` and `best.ckpt`; remove unneeded checkpoints and rollouts.
 
         Checkpoints are removed if they are too old, or later than `iteration`. A run that was
         resumed from an earlier checkpoint has left the later ones.
@@ -323,8 +320,7 @@ class Checkpointing(Checkpoint):
                 self.note(f"rollouts/: cannot remove old ones: {error_reason(error)}")
 
     def _point(self, link: Path, name: str) -> None:
-        """Make the link point to the checkpoint of this name. Move a file or folder that has the
-        link's path aside.
+        """Make the link point to the checkpoint of this name. Move any other file there aside.
 
         A tool that copies folders may have put a copy of the checkpoint there.
         """

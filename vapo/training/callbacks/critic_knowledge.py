@@ -46,8 +46,7 @@ class CriticKnowledge(Callback):
             self.heldout = heldout if self.heldout is None else max(self.heldout, heldout)
 
     def after(self, phase: Phase) -> float | None:
-        """Return the critic's mean explained variance over the phase's last batches, or None if it
-        has none.
+        """Return the critic's mean explained variance in the phase's last batches, or None.
 
         After value pretraining it is the one on held-out rollouts, if that was measured.
         """

@@ -70,8 +70,7 @@ class Evaluation(Callback):
         self.policy_steps = state_dict.get("policy_steps", -1)  # earlier versions have none
 
     def score_of(self, module: VapoModule) -> float:
-        """Return the latest held-out score, or -inf if the policy was updated since it was
-        measured."""
+        """Return the latest held-out score, or -inf if the policy has been updated since."""
         is_current = int(module.policy_steps) == self.policy_steps
         return self.latest[SCORE] if is_current else -math.inf
 
@@ -95,8 +94,7 @@ class Evaluation(Callback):
     def run(
         self, trainer: L.Trainer, pl_module: VapoModule, policy_iterations: int
     ) -> dict[str, float]:
-        """Evaluate the policy, log its metrics and a table of sample responses, and return the
-        metrics.
+        """Evaluate the policy, log metrics and a table of sample responses; return the metrics.
 
         `policy_iterations` is the number of iterations that the policy was trained for.
         """
@@ -145,8 +143,7 @@ class DiagnosticTables(Callback):
             self.write("value_truth/iteration", iteration, truth_table(self.truths.latest))
 
     def write(self, name: str, iteration: Iteration, table: Mapping[str, Any]) -> None:
-        """Log a table, with the iteration's number and phase, as the JSON artifact
-        `{name}_{number}.json`."""
+        """Log a table, with the iteration's number, as the JSON artifact `{name}_{number}.json`."""
         about = {
             "iteration": iteration.number,
             "phase": iteration.phase.value,
@@ -216,8 +213,7 @@ class ValuePages(Callback):
         }
 
     def link(self) -> None:
-        """Add a link to the pages to the run's description, once, so that a user's edit of it
-        stays."""
+        """Link the pages in the run's description, only once, so that a user's edit stays."""
         if self._linked or self.logger.run_id is None:
             return
         experiment_id, run_id = str(self.logger.experiment_id), self.logger.run_id
@@ -238,8 +234,7 @@ def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
 
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:
-    """Return the iteration's table of values and advantages by token position. Every rank must call
-    this."""
+    """Return the table of values and advantages by position. Every rank must call this."""
     max_tokens = config.rollouts.max_response_tokens
     return position_profile(iteration.batch, resolve(config), max_response_tokens=max_tokens)
 
@@ -247,8 +242,7 @@ def positions(iteration: Iteration, config: FitConfig) -> Profile:
 def page_of(
     iteration: Iteration, config: FitConfig, truth: ValueTruth | None
 ) -> PageContents | None:
-    """Return the value page's contents, or None if there is no row to show. Every rank must call
-    this.
+    """Return the value page's contents, or None if no row can be shown. Every rank must call this.
 
     Rows are shown if their whole group could be trained on.
     """

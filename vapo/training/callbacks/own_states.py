@@ -38,8 +38,7 @@ class OwnStates(Callback):
 
 
 def not_plain(value: Any) -> str | None:
-    """Return the name of the first type in the value that a checkpoint cannot hold, or None if
-    there is none."""
+    """Return the name of the first type in the value that a checkpoint cannot hold, or None."""
     if isinstance(value, dict):
         return not_plain([*value, *value.values()])
     if type(value) in (list, tuple, set):

@@ -83,8 +83,7 @@ class PromptScores(Callback):
         }
 
     def _fresh_metrics(self, file: ScoresFile) -> dict[str, float]:
-        """Return the mean score, over the last batches, of the prompts that were new when sampled,
-        as metrics."""
+        """Return metrics: the mean score in the last batches of prompts that were new there."""
         fresh = file.history.fresh()
         if not fresh.scores:
             return {}

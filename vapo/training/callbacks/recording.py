@@ -152,8 +152,7 @@ class Recording(Callback):
         self._not_updated = not_updated
 
     def note_rewards(self, rewards: Float[Tensor, " B"], left_text: str = "") -> None:
-        """Note, once in a run, that all rewards of an iteration are equal, and once that a reward
-        is very large.
+        """Note, each once in a run, that all rewards are equal, and that one is very large.
 
         `left_text` says what can still be learned from equal rewards. Every rank must call this.
         """
@@ -190,8 +189,7 @@ def left_to_learn(config: FitConfig, phase: Phase, accuracy: float) -> str:
 
 
 def memory_metrics() -> dict[str, float]:
-    """Return the resident memory of this process, and torch's peaks on the GPU if there is one, in
-    GiB.
+    """Return the resident memory of this process, and torch's peaks on the GPU, if any, in GiB.
 
     Memory that torch has reserved includes freed blocks, which other processes cannot have.
     """
@@ -218,8 +216,7 @@ def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> flo
 
 
 def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the steps in which it is finite, or nan if it is finite
-    in none."""
+    """Return the mean of each metric over the steps in which it is finite; nan if none."""
     keys = {key for step in steps for key in step}
     values = {
         key: [step[key] for step in steps if math.isfinite(step.get(key, math.nan))] for key in keys
@@ -266,8 +263,7 @@ class Watch(Callback):
 
     @property
     def why_held(self) -> str:
-        """The reason why the run may soon stop itself, so that `last.ckpt` is kept; empty if it may
-        not.
+        """Why the run may soon stop itself, so that `last.ckpt` is kept; empty if it may not.
 
         It depends on the latest iteration alone. A watcher whose metric that iteration lacks gives
         none.

@@ -19,8 +19,7 @@ from vapo.types import Phase
 
 @dataclass(eq=False)
 class StepAxis(Callback):
-    """Tells the logger at which of the trainer's steps the policy phase begins, which is 0 on the x
-    axis.
+    """Tells the logger at which trainer step the policy phase begins, which is 0 on the x axis.
 
     At first that is the step at which value pretraining is to end. If the phase ends earlier, that
     step is set then, so its charts end before 0. If it goes on for longer, as in a run that was
@@ -44,8 +43,7 @@ class StepAxis(Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Count from the first minibatch. If the checkpoint has a state of this callback, that
-        overwrites it."""
+        """Count from the first minibatch. A state in the checkpoint overwrites this."""
         self.logger.policy_begins_at = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -82,8 +82,7 @@ class ValuePretraining(Callback):
                 compute_states(pl_module, self.stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Set the module's phase to value pretraining. A checkpoint that is restored later
-        overwrites it."""
+        """Set the module's phase to value pretraining. A restored checkpoint overwrites it."""
         assert isinstance(pl_module, VapoModule)
         if self.num_iterations > 0:
             pl_module.phase = Phase.VALUE_PRETRAINING
@@ -144,8 +143,7 @@ class ValuePretraining(Callback):
     def measure_passes(
         self, iteration: Iteration, module: VapoModule, finished: int, *, is_last: bool
     ) -> bool:
-        """Measure the critic's held-out explained variance if the iteration ends a pass over stored
-        rollouts.
+        """If the iteration ends a pass over stored rollouts, measure the explained variance.
 
         It is added to the iteration's metrics.
 
@@ -166,8 +164,7 @@ class ValuePretraining(Callback):
         return self.best.is_over()
 
     def stop_rule_met(self, finished: int, *, explained_variance: float, value_loss: float) -> bool:
-        """Whether all stop limits of the config are met, after at least `min_iterations`. It is
-        False if none is set."""
+        """Whether all stop limits are met after at least `min_iterations`; False if none is set."""
         min_explained_variance, max_value_loss = (
             self.settings.stop_explained_variance,
             self.settings.stop_value_loss,
@@ -238,8 +235,7 @@ def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatc
 
 @dataclass
 class BestCritic:
-    """Keeps the critic of the pass over stored rollouts that has the largest held-out explained
-    variance.
+    """Keeps the critic of the pass with the largest held-out explained variance.
 
     It keeps the weights, the optimizer's moments and the Gram matrices of `critic.ridge`, so that
     after `restore` the critic is as if training had ended with that pass. (Moments of later passes
@@ -269,8 +265,7 @@ class BestCritic:
         self.digest = stored.digest
 
     def due(self, stored: RolloutDataset, finished: int, *, is_last: bool) -> bool:
-        """Whether the critic is measured after this iteration: it ends a pass over the file, or the
-        phase."""
+        """Whether to measure the critic now: the iteration ends a pass, or the phase."""
         return is_last or stored.passes(finished) > stored.passes(finished - 1)
 
     def measure(
@@ -291,16 +286,14 @@ class BestCritic:
         return explained_variance
 
     def is_over(self) -> bool:
-        """Whether all passes are done, or the last `patience` passes were no better than the best
-        one."""
+        """Whether all passes are done, or the last `patience` ones were no better."""
         epochs, patience = self.settings.epochs, self.settings.patience
         return (epochs is not None and self.passes >= epochs) or (
             patience is not None and self.passes - self.best_pass >= patience
         )
 
     def restore(self, module: VapoModule, optimizer: Optimizer) -> None:
-        """Set the critic's weights and its optimizer's moments to those of the best pass, and free
-        the copies."""
+        """Restore the critic's weights and its optimizer's moments from the best pass."""
         module.get_submodule("critic").load_state_dict(self.weights)
         if self.moments:  # a checkpoint of an earlier version has none
             put_moments(optimizer, self.moments)
