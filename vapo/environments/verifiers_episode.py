@@ -146,6 +146,9 @@ class VerifiersEpisode:
 
 
 def _wire(message: dict[str, Any]) -> tuple[str, Any]:
-    """Return what must stay equal in a message: its role, and its text unless the policy's."""
+    """Return the parts of a message that must not change: its role, and its text or None.
+
+    The text of the policy's own messages is None, so that it is not compared.
+    """
     role = message["role"]
     return role, None if role == "assistant" else observation_text([message])

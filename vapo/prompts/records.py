@@ -128,7 +128,8 @@ def _array_records(file: Path) -> Records:
 
 
 def _reason(error: Exception) -> str:
-    """Return why JSON cannot be parsed; its line number, which is not the file's, is left out."""
+    """Return why JSON cannot be parsed. The parser's line number is left out: it is not the
+    file's."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, character {error.colno}"
     return str(error)

@@ -214,8 +214,7 @@ def _ln(value: Number) -> Number:
 
 
 def _log(value: Number, base: Number | None = None) -> Number:
-    r"""Return a logarithm. Without a base, `\log` gets one that no answer uses, neither e nor
-    10."""
+    """Return a logarithm. Without a base, the result is that of a fixed base, neither e nor 10."""
     if base is None:
         return _ln(value) * _UNKNOWN
     return _divide(_ln(value), _ln(base))

@@ -74,7 +74,11 @@ def sign_patterns(num_symbols: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _point(signs: tuple[int, ...], variant: int, pattern: int) -> tuple[Number, ...]:
-    """Return a point: a number for each symbol, with these signs and the variant's `SIZES`."""
+    """Return a point: a number for each symbol. `signs` has their signs.
+
+    `variant` chooses the range of sizes in `SIZES`. The sizes look random, and depend on `variant`
+    and `pattern` alone.
+    """
     least, exponent, is_reversed = SIZES[variant]
     num = len(signs)
     sizes = sorted(_pseudorandom(variant, pattern, i) for i in range(num))

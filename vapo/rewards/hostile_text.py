@@ -50,8 +50,7 @@ class UnsafeTextError(ValueError):
 
 
 def check_expression_source(source: Any) -> None:
-    """Check that Python source is one expression of numbers, literals and known functions, and
-    small.
+    """Check that Python source is a small expression of numbers, literals and known functions.
 
     Raises: UnsafeTextError: the source is anything else.
     """

@@ -100,7 +100,7 @@ class ModelJudge:
 
     @property
     def deciding(self) -> ModelJudge:
-        """The judge that decides whether a response is correct; this one, the only one."""
+        """The judge that decides whether a response is correct: this judge itself."""
         return self
 
     def poll(self, timeout_s: float) -> None:

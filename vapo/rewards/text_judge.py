@@ -268,7 +268,7 @@ class TextJudge:
 
     @property
     def deciding(self) -> TextJudge:
-        """The judge that decides whether a response is correct; this one, the only one."""
+        """The judge that decides whether a response is correct: this judge itself."""
         return self
 
     def poll(self, timeout_s: float) -> None:

@@ -264,7 +264,7 @@ def _adapters(options: Mapping[str, Any] | None) -> str:
 def _check_network(
     manifest: Manifest, model_parameters: Mapping[str, str], name: str, network: str, where: str
 ) -> None:
-    """Check that a checkpoint's parameters of `network` are the model's, named by `where`.
+    """Check that a checkpoint has the model's parameters of `network`. `where` names the model.
 
     Raises: UserError: they differ.
     """

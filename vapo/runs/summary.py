@@ -182,7 +182,10 @@ def render_summary(
 
 
 def _comparison(other_run: Path | None) -> list[str]:
-    """Return the shell lines that compare the run in R with `other_run`, or one to be named."""
+    """Return shell lines that compare the run's folder, `$R`, with `other_run`.
+
+    If that is None, the lines have a name in its place that the user has to replace.
+    """
     if other_run is None:
         return [
             "# its score and curves beside those of another run",

@@ -162,7 +162,7 @@ def watch_propagation() -> None:
 
 
 def propagates_shards() -> bool:
-    """Whether the current operation only shows DTensor its result's sharding, on fakes."""
+    """Whether the current operation runs on fake tensors, only to find its result's sharding."""
     return _propagation.is_on
 
 

@@ -158,10 +158,12 @@ class RunLogger(Logger):
             self.set_tags(self.tags)
 
     def _take_over_journal(self, run_id: str, earlier: str | None) -> None:
-        """Bind the journal to the run `run_id`, after what the journal has of an earlier process.
+        """Write into the journal that its records belong to the run `run_id`.
 
         If the store has lost the run `earlier`, all records in the journal are sent to the new run,
         except params, inputs and the status, which this process records anew.
+
+        Raises: UserError: the journal cannot be written.
         """
         journal = self._journal
         try:

@@ -118,7 +118,10 @@ class PromptHistory:
         return FreshScores(tuple(scores), len(last))
 
     def evaluated(self, kind: str, within: int | None = None) -> ScoredPrompts | None:
-        """Return the last evaluation, or None; with `within`, the last in so few policy steps."""
+        """Return the last evaluation of this kind, or None if there is none.
+
+        With `within`, only evaluations after at most that many policy steps count.
+        """
         evaluations = self._within(kind, within)
         return evaluations[-1] if evaluations else None
 

@@ -61,7 +61,8 @@ class Store:
 
     @property
     def client_uri(self) -> str:
-        """The address for MLflow, which reads a server's credentials from variables."""
+        """The address for MLflow. A server's has no credentials: MLflow reads them from
+        variables."""
         return self.shown_uri if self.is_http else self.uri
 
     @property

@@ -254,10 +254,11 @@ def make_minibatches(
 
 
 def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
-    """Return for each row a number that says which losses have no token in it; 0: none.
+    """Return a number for each row, which says which losses have no token in the row.
 
     The number is a sum: 1 for the surrogate, 2 for the critic's loss, 4 for the policy's other
-    losses. A row without the policy's other losses has no surrogate loss either.
+    losses. It is 0 if every loss has a token. A row without the policy's other losses has no
+    surrogate loss either.
     """
     masks = (batch.policy_mask, batch.value_mask, batch.loss_mask)
     return torch.stack([~mask.any(dim=1) * 2**i for i, mask in enumerate(masks)]).sum(dim=0)

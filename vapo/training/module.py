@@ -179,7 +179,7 @@ class VapoModule(L.LightningModule):
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """Return the batch with values, and in the policy phase with the losses' log-probs.
+        """Return the batch with values, and in the policy phase with log-probs for the losses.
 
         The reference policy's log-probs are added for a KL term. The old policy's are added if a
         loss reads them (`reads_old_logprobs`) or if `with_entropy` asks for entropies. What an

@@ -224,10 +224,10 @@ def add_ratio_statistics(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Add to `totals` the KL to the policy before, the largest ratio, and shares of cut tokens.
+    """Add to `totals` the KL to the policy before the update, and statistics of the token ratios.
 
-    The shares are of all tokens with loss. With GSPO they are the means over responses of each
-    response's share.
+    These are the largest ratio, and the shares of tokens that the surrogate cuts. The shares are of
+    all tokens with loss. With GSPO they are the means over responses of each response's share.
     """
     mask = rows.loss_mask
     share = mask.sum() / max(minibatch.num_tokens, 1)

@@ -27,10 +27,11 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
 
 
 class Sharding(ModelParallelStrategy):
-    """A Lightning strategy that shards parameters. If it `offloads`, they stay in host memory.
+    """A Lightning strategy that shards parameters over all processes.
 
-    Lightning alone would move both to the GPU. Sums over ranks of tensors in host memory (the
-    gradient's norm, gathered weights for a checkpoint) go through gloo.
+    With `offloads` parameters and optimizer states stay in host memory; Lightning alone would move
+    both to the GPU. Sums over ranks of tensors in host memory (the gradient's norm, gathered
+    weights for a checkpoint) go through gloo.
     """
 
     def __init__(self, *, offloads: bool, **options: Any) -> None:

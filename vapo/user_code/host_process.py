@@ -126,7 +126,7 @@ class HostProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Kill the host and all it has started, if not done; return its exit status."""
+        """Kill the host and all it has started, unless it has ended; return its exit status."""
         if self._status is not None:
             return self._status
         self._channel.close()

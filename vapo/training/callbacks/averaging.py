@@ -96,7 +96,7 @@ class WeightAverage(Callback):
             self.running = RunningMean()
 
     def evaluate(self, trainer: L.Trainer, module: VapoModule, policy_iterations: int) -> None:
-        """Evaluate the policy with the mean weights, log its score, and perhaps export it."""
+        """Evaluate the policy with the mean weights, log its score, and export it if configured."""
         config, source = module.config, datamodule_of(trainer).source
         with source.engine_free(), self.averaged(trainer, module):
             result = evaluate(

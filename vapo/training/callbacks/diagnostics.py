@@ -234,7 +234,7 @@ def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
 
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:
-    """Return the table of values and advantages by position. Every rank must call this."""
+    """Return the table of values and advantages by token position. Every rank must call this."""
     max_tokens = config.rollouts.max_response_tokens
     return position_profile(iteration.batch, resolve(config), max_response_tokens=max_tokens)
 
