@@ -55,7 +55,8 @@ class ScoredPrompts:
 
 @dataclass(frozen=True)
 class FreshScores:
-    """The scores, in a run's last training batches, of prompts that no earlier batch had."""
+    """The scores of the prompts that were new in a run's last training batches: no earlier batch
+    had them."""
 
     scores: tuple[PromptScore, ...]
     num_batches: int

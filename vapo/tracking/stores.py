@@ -61,7 +61,7 @@ class Store:
 
     @property
     def client_uri(self) -> str:
-        """The address for MLflow. A server's has no credentials: MLflow reads them from
+        """The address for MLflow. It has no credentials of a server, which MLflow reads from
         variables."""
         return self.shown_uri if self.is_http else self.uri
 

@@ -175,10 +175,10 @@ class MicrobatchChoice:
             self._saved = Microbatching(int(state["tokens"]), tuple(state["recomputing"]))
 
     def choose(self, batch: RolloutBatch, measured: Measurement) -> str | None:
-        """Choose what the config leaves open. It is called once.
+        """Choose the micro-batching that the config leaves open. It is called once.
 
         Returns: a line that describes the choice, or None if nothing could be chosen and the run
-            keeps its first micro-batching.
+        keeps its first micro-batching.
         """
         self.is_open = False
         if not may_choose(measured.config, measured.device, num_processes=world_size()):
