@@ -21,8 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 import vapo
 from vapo.networks.loading import load_tokenizer
+from vapo.rollouts.rollout_file import plain_row, rollout_row
 from vapo.training.datamodule import iteration_of
-from vapo.types import FinishReason, TrainingBatch
+from vapo.types import TrainingBatch
 
 
 @dataclass(eq=False)
@@ -45,20 +46,12 @@ def plain_rows(
     """A row for each response; columns that the phase lacks are left out."""
     columns = {"values": batch.old_values, "advantages": batch.advantages}
     for row, rollout in enumerate(batch.rollouts):
-        num, ids = len(rollout.response_ids), list(rollout.response_ids)
-        yield {
-            "prompt": rollout.prompt.text,
-            "response": rollout.response_text,
-            "reward": float(batch.rewards[row]),
-            "group": rollout.prompt.prompt_id,
-            "answer": rollout.prompt.answer,
-            "is_truncated": rollout.finish_reason is not FinishReason.STOP,
-            "prompt_ids": list(rollout.prompt.prompt_ids),
-            "response_ids": ids,
-            "tokens": [str(tokenizer.decode([i])) for i in ids],
-            "logprobs": [round(x, 4) for x in rollout.rollout_logprobs],
-        } | {
-            name: [round(x, 4) for x in column[row, :num].tolist()]
+        own = {"group": rollout.prompt.prompt_id, "reward": float(batch.rewards[row])}
+        plain = plain_row(rollout_row(rollout) | own)
+        plain["tokens"] = [str(tokenizer.decode([i])) for i in rollout.response_ids]
+        plain["logprobs"] = [round(x, 4) for x in rollout.rollout_logprobs]
+        yield plain | {
+            name: [round(x, 4) for x in column[row, : len(rollout.response_ids)].tolist()]
             for name, column in columns.items()
             if column is not None
         }

@@ -20,7 +20,7 @@ from tests.prompts.thinking_chat import OFF, thinking_tokenizer
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo import cli
 from vapo.errors import UserError
-from vapo.rollouts.plain_file import plain_row
+from vapo.rollouts.rollout_file import plain_row
 from vapo.studies.inspection import text_tokens
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.responses import InspectedResponse

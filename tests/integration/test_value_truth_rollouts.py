@@ -22,7 +22,7 @@ from tests.integration.test_stored_pretraining import (
     stored_fit,
 )
 from vapo.commands import rollouts
-from vapo.rollouts.stored_columns import TRUTH_COLUMNS
+from vapo.rollouts.rollout_file import TRUTH_COLUMNS
 
 __all__ = ["data"]
 pytestmark = pytest.mark.usefixtures("unsent")

@@ -196,7 +196,7 @@ def test_a_row_that_passes_is_carried_by_every_stage(tmp_path: Path) -> None:
         for row in read(str(path)):
             prompt = Prompt(row.place, "q", (1,), row.answer, record=row.record)
             assert pickle.loads(pickle.dumps(row.record))["m"] == nested(99)
-            table = rollout_table([rollout_of(prompt, "r")], [0], [None])
+            table = rollout_table([rollout_of(prompt, "r")], [0])
             assert json.loads(table["record"][0].as_py())["m"] == nested(99)
 
     deep_in_a_run(300)
@@ -204,7 +204,7 @@ def test_a_row_that_passes_is_carried_by_every_stage(tmp_path: Path) -> None:
 
 def test_half_a_character_of_a_model_loses_no_rollouts() -> None:
     prompt = Prompt("f:1", "q", (1,), "a", record={"a": {("b", 1): {2}}})
-    (row,) = rollout_table([rollout_of(prompt, f"so {HALF}")], [0], [None]).to_pylist()
+    (row,) = rollout_table([rollout_of(prompt, f"so {HALF}")], [0]).to_pylist()
     assert row["response"] == "so 4?"
     assert json.loads(row["record"]) == {"a": {"('b', 1)": "{2}"}}
 

@@ -241,7 +241,7 @@ def test_special_tokens_are_left_out_everywhere_where_the_config_says_so(
         rewards = with_config(keeps).rewards
         shown = shown_trial(rollout, tokenizer, frozenset(), "", rewards=rewards)
         assert shown.response == shown.response_text == text
-        (row,) = rollout_table([rollout], [0], [None]).to_pylist()
+        (row,) = rollout_table([rollout], [0]).to_pylist()
         assert row["response"] == text
 
         def answer(row: object, texts: Sequence[str], want: str = text) -> Reply:

@@ -45,7 +45,7 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
     verdicts += [*plain_verdicts, Verdict(False, 0.0, failure="timeout: reset")]
     path = tmp_path / "rollouts.parquet"
     rollouts = judged(rollouts, verdicts)
-    table = rollout_table(rollouts, range(8), [None] * 8)
+    table = rollout_table(rollouts, range(8))
     write_table(path, table, {"schema_version": 3})
     config = config_of(
         policy,
@@ -161,6 +161,6 @@ def test_a_saved_bad_rollout_has_its_turns(tmp_path: Path) -> None:
     saved.save([(episode(), {}), (plain, {})])
     lines = (tmp_path / "bad_rollouts" / "rank0.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
-    assert first["turns"][1]["num_observed"] == 2
-    assert first["turns"][0]["reward"] == -0.5
-    assert [turn["num_sampled"] for turn in second["turns"]] == [5]
+    assert first["turn_observed"][1] == 2
+    assert first["turn_rewards"][0] == -0.5
+    assert (second["turn_sampled"], len(second["response_ids"])) == (None, 5)

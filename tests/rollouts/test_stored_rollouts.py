@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -87,7 +88,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     states = [[f"{i}" for i in range(len(r.response_ids))] for r in rollouts]
     path = tmp_path / "rollouts.parquet"
     rollouts = judged(rollouts, verdicts)
-    table = rollout_table(rollouts, range(6), [*states[:5], None])
+    table = rollout_table(rollouts, range(6), [{"oracle_state": x} for x in [*states[:5], None]])
     write_table(path, table, {"schema_version": 1, "tokenizer": tokenizer_fingerprint(TOKENIZER)})
     rows, other = read_rollouts(config_of(policy), path, TOKENIZER)
     assert other == ""
@@ -101,8 +102,11 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
 
 def test_the_documented_columns_are_the_files() -> None:
     text = (Path(__file__).parents[2] / "docs" / "rollout_files.md").read_text()
-    table = rollout_table([], [], [])
-    assert [f"| `{name}` |" in text for name in table.column_names] == [True] * 24
+    table = rollout_table([], [])
+    assert [
+        re.search(rf"^\| [^|]*`{name}`[^|]* \|", text, re.M) is not None
+        for name in table.column_names
+    ] == [True] * 32
 
 
 def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> None:
@@ -202,8 +206,8 @@ def test_other_tokens_another_version_and_no_file(tmp_path: Path, policy: Path) 
     write_table(path, table, {"tokenizer": "0123456789ab"})
     with pytest.raises(UserError, match=r"the tokenizer 0123456789ab, but actor.path has"):
         read_rollouts(config, path, TOKENIZER)
-    write_table(path, table, {"schema_version": 4})
-    with pytest.raises(UserError, match="schema version 4, and this vapo reads up to 3"):
+    write_table(path, table, {"schema_version": 5})
+    with pytest.raises(UserError, match="schema version 5, and this vapo reads up to 4"):
         read_table(path, key="--rollouts")
     pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA_KEY: b"[]"}), path)
     with pytest.raises(UserError, match="not a JSON object"):

@@ -20,8 +20,15 @@ from tests.rollouts.test_stored_rollouts import (
 )
 from vapo.errors import UserError
 from vapo.rollouts.continuations import MeasuredState
-from vapo.rollouts.rollout_file import concatenate_tables, read_metadata, rollout_table, write_table
-from vapo.rollouts.stored_columns import TRUTH_COLUMNS, StoredTruth
+from vapo.rollouts.rollout_file import (
+    TRUTH_COLUMNS,
+    concatenate_tables,
+    read_metadata,
+    rollout_table,
+    stored_truth,
+    write_table,
+)
+from vapo.rollouts.stored_columns import StoredTruth
 from vapo.rollouts.stored_rollouts import RolloutDataset, open_stored, read_rollouts
 
 __all__ = ["policy"]
@@ -60,7 +67,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     ]
     truths = [states[:1], [], states]
     path = tmp_path / "f.parquet"
-    table = rollout_table(judged(rollouts, verdicts), range(3), [None] * 3, truths)
+    table = rollout_table(judged(rollouts, verdicts), range(3), list(map(stored_truth, truths)))
     write_table(path, table, {"schema_version": 2})
     rows, _ = read_rollouts(config_of(policy), path, TOKENIZER)
     first, second = StoredTruth(0, 0.5, 4 / 3), StoredTruth(1, -1.0, 4.0)
@@ -73,7 +80,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
 def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy: Path) -> None:
     rollouts, verdicts = make_rollouts(2, vocab_size=len(TOKENIZER))
     state = MeasuredState(0, 0, (1.0, -1.0))
-    new = rollout_table(judged(rollouts, verdicts), range(2), [None] * 2, [[state], []])
+    new = rollout_table(judged(rollouts, verdicts), range(2), [stored_truth([state]), {}])
     paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
     write_table(paths[0], new.drop_columns(list(TRUTH_COLUMNS)), {"schema_version": 1})
     write_table(paths[1], new, {"schema_version": 2})
@@ -186,6 +193,6 @@ def test_the_metadata_are_read_alone(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     write_table(path, pa.Table.from_pylist(rows_of(1)), {"schema_version": 2, "group_size": 2})
     assert read_metadata(path, key="--rollouts") == {"schema_version": 2, "group_size": 2}
-    write_table(path, pa.Table.from_pylist(rows_of(1)), {"schema_version": 4})
-    with pytest.raises(UserError, match="schema version 4, and this vapo reads up to 3"):
+    write_table(path, pa.Table.from_pylist(rows_of(1)), {"schema_version": 5})
+    with pytest.raises(UserError, match="schema version 5, and this vapo reads up to 4"):
         read_metadata(path, key="--rollouts")

@@ -32,13 +32,14 @@ from vapo.prompts.training_set import group_sampling
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import ContinuationSampler, MeasuredState, Place, group_by_state
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.plain_file import write_plain
 from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
     concatenate_tables,
     read_metadata,
     rollout_table,
+    stored_truth,
+    write_plain,
     write_table,
 )
 from vapo.rollouts.segments import step_starts
@@ -186,7 +187,11 @@ def sample_file(
                 seed=derive_seed(config.seed, "stored continuations", number),
                 note=progress.note,
             )
-            table = rollout_table(rollouts, of_rows, states, measured)
+            other_columns = [
+                {"oracle_state": row_states, **stored_truth(row_truth)}
+                for row_states, row_truth in zip(states, measured, strict=True)
+            ]
+            table = rollout_table(rollouts, of_rows, other_columns)
             write_table(parts.files[number], table, metadata | {_SPENT: num_continuation_tokens})
 
         parts.fill("rollouts", config, tokenizer, progress, write)

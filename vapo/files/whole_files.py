@@ -30,23 +30,30 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that `path` is never half written.
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give the block a path beside `path` to write to, which is renamed to `path` at its end.
 
-    `write` is called with another path in the same folder, which is then renamed. The new file is
-    on the disk when this returns.
+    So `path` is never half written, and unchanged if the block raises an error. The new file is on
+    the disk when the block has ended.
     """
     aside = path.with_name(f".{path.name}.new")
     if aside.is_symlink():  # it would be written where the link leads
         aside.unlink()
     try:
-        write(aside)
+        yield aside
         sync(aside)
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file with `write`, so that it is never half written (`whole_file`)."""
+    with whole_file(path) as aside:
+        write(aside)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vapo.functional.columns import Batch, bad_inputs, float_columns, select_rows
+from vapo.rollouts.rollout_file import rollout_row
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, Rollout, RolloutBatch
 
@@ -130,7 +131,7 @@ def _describe(
     described = []
     for row in is_bad.nonzero().flatten().tolist():
         numbers: dict[str, Any] = {name: value[row] for name, value in float_columns(batch).items()}
-        del numbers["rollout_logprobs"]  # they are the rollout's
+        del numbers["rollout_logprobs"], numbers["turn_rewards"]  # they are the rollout's
         bad = [name for name, rows in rows_by_column.items() if rows[row]]
         described.append((batch.rollouts[row], {"where": place, "not_finite": bad, **numbers}))
     return described
@@ -191,15 +192,4 @@ def _record(rollout: Rollout, numbers: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in numbers.items()
         if value is not None
     }
-    return {
-        "prompt_id": rollout.prompt.prompt_id,
-        "prompt": rollout.prompt.text,
-        "answer": rollout.prompt.answer,
-        "response": rollout.response_text,
-        "finish_reason": rollout.finish_reason.value,
-        "prompt_ids": list(rollout.prompt.prompt_ids),
-        "response_ids": list(rollout.response_ids),
-        "rollout_logprobs": list(rollout.rollout_logprobs),
-        "turns": [asdict(turn) for turn in rollout.turns],
-        **per_token,
-    }
+    return rollout_row(rollout) | per_token

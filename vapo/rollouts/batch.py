@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from vapo.config import FitConfig
 from vapo.config.rewards import SeveralVerifiers
 from vapo.config.schema import RewardConfig
 from vapo.prompts.training_set import TrainingSet
@@ -76,6 +77,19 @@ def make_rollout_batch(
         value_mask=value_masks[critic_truncated],
         turn_rewards=turns["turn_rewards"],
         turn_starts=turns["turn_starts"],
+    )
+
+
+def configured_batch(
+    rollouts: Sequence[Rollout], config: FitConfig, *, group_size: int
+) -> RolloutBatch:
+    """Make the batch of judged rollouts as the config's training does (`make_rollout_batch`)."""
+    return make_rollout_batch(
+        rollouts,
+        group_size=group_size,
+        rewards=config.rewards,
+        max_response_tokens=config.rollouts.max_response_tokens,
+        critic_truncated=config.critic.truncated,
     )
 
 

@@ -16,7 +16,7 @@ from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import with_shuffled_verdicts
 from vapo.rollouts.batch import (
-    make_rollout_batch,
+    configured_batch,
     prompt_scores,
     source_metrics,
     verifier_metrics,
@@ -162,8 +162,9 @@ class RolloutCollection:
 
         It has the baselines that the advantage estimator needs. Every rank must call this.
         """
-        batch = self._rollout_batch(
+        batch = configured_batch(
             [rollout for group in collector.groups for rollout in group],
+            self.config,
             group_size=self.hyperparameters.group_size,
         )
         batch = replace(batch, sampled_groups=prompt_scores(collector.sampled))
@@ -272,7 +273,7 @@ class RolloutCollection:
             seed=derive_seed(self.config.seed, "greedy rollouts", iteration, rank()),
         )
         rows = self._shuffled(rollouts, "shuffled greedy verdicts", iteration, rank())
-        return self._rollout_batch(rows, group_size=1).rewards
+        return configured_batch(rows, self.config, group_size=1).rewards
 
     def _shuffled(self, rollouts: list[Rollout], *keys: str | int) -> list[Rollout]:
         """Return the rollouts; if `rewards.shuffle` is set, with verdicts exchanged at random.
@@ -282,15 +283,6 @@ class RolloutCollection:
         if not self.config.rewards.shuffle:
             return rollouts
         return with_shuffled_verdicts(rollouts, derive_seed(self.config.seed, *keys))
-
-    def _rollout_batch(self, rollouts: list[Rollout], *, group_size: int) -> RolloutBatch:
-        return make_rollout_batch(
-            rollouts,
-            group_size=group_size,
-            rewards=self.config.rewards,
-            max_response_tokens=self.config.rollouts.max_response_tokens,
-            critic_truncated=self.config.critic.truncated,
-        )
 
 
 def _attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:

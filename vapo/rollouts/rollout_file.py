@@ -1,13 +1,15 @@
-"""The Parquet file of scored rollouts: its columns, its metadata, writing and reading it whole.
+"""The row of one rollout, and the Parquet file of such rows.
 
-docs/rollout_files.md describes the format for other programs. One row is one rollout; the metadata
-are one JSON text. `rollout_rows` checks the contents.
+`COLUMNS` has each column's name, its Arrow type, and what of the rollout it holds. All files with
+rollouts have these rows: those that `vapo rollouts`, `vapo inspect` and a run in progress write,
+lines of JSON in the plain form, and saved bad rollouts. docs/rollout_files.md describes them for
+other programs; `rollout_rows` checks their contents. The metadata of a file are one JSON text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,103 +20,159 @@ import pyarrow.parquet as parquet
 from vapo.errors import UserError, about
 from vapo.files.parquet_rows import read_whole
 from vapo.files.row_values import row_text
-from vapo.files.whole_files import check_regular_file, write_whole
-from vapo.rollouts.stored_columns import stored_truth, stored_turns
+from vapo.files.whole_files import check_regular_file, whole_file
 from vapo.user_code.process_protocol import printable
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a file is looked at before torch is loaded
     from vapo.rollouts.continuations import MeasuredState
-    from vapo.types import Rollout
+    from vapo.types import Rollout, Turn
 
-SCHEMA_VERSION = 3  # 1 had no truth_ columns, 2 no turn_ columns
 METADATA_KEY = b"vapo.rollouts"
+SCHEMA_VERSION = 4  # 1 had no truth_ columns, 2 no turn_ columns, 3 none from `extracted` on
 _IDS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
-SCHEMA = pa.schema(
-    {
-        "group": pa.int64(),
-        "prompt_id": pa.string(),
-        "prompt": pa.string(),
-        "prompt_ids": _IDS,
-        "response": pa.string(),
-        "response_ids": _IDS,
-        "rollout_logprobs": _NUMBERS,
-        "finish_reason": pa.string(),
-        "is_correct": pa.bool_(),
-        "reward": pa.float64(),
-        "failure": pa.string(),
-        "source": pa.string(),
-        "answer": pa.string(),
-        "record": pa.string(),
-        "oracle": _NUMBERS,
-        "oracle_state": pa.list_(pa.string()),
-        "truth_tokens": _IDS,
-        "truth_values": _NUMBERS,
-        "truth_noise": _NUMBERS,
-        "truth_continuations": pa.int32(),
-        "truth_rows": _IDS,
-        "turn_observed": _IDS,
-        "turn_sampled": _IDS,
-        "turn_rewards": pa.list_(pa.float64()),
-    }
-)
+
+
+def _of_turns(entry: Callable[[Turn], Any]) -> Callable[[Rollout], list[Any] | None]:
+    """Return a function that lists an entry of each turn of an episode; None for other rollouts."""
+    return lambda rollout: list(map(entry, rollout.turns)) if rollout.in_environment else None
+
+
+# Columns without a function are not of the rollout: whoever writes the row fills them.
+COLUMNS: dict[str, tuple[pa.DataType, Callable[[Rollout], Any] | None]] = {
+    "group": (pa.int64(), None),
+    "prompt_id": (pa.string(), lambda rollout: rollout.prompt.prompt_id),
+    "prompt": (pa.string(), lambda rollout: rollout.prompt.text),
+    "prompt_ids": (_IDS, lambda rollout: rollout.prompt.prompt_ids),
+    "response": (pa.string(), lambda rollout: rollout.response_text),
+    "response_ids": (_IDS, lambda rollout: rollout.response_ids),
+    "rollout_logprobs": (_NUMBERS, lambda rollout: rollout.rollout_logprobs),
+    "finish_reason": (pa.string(), lambda rollout: rollout.finish_reason.value),
+    "is_correct": (pa.bool_(), lambda rollout: rollout.is_correct),
+    "reward": (pa.float64(), lambda rollout: rollout.reward),
+    "failure": (pa.string(), lambda rollout: rollout.failure),
+    "source": (pa.string(), lambda rollout: rollout.prompt.source),
+    "answer": (pa.string(), lambda rollout: rollout.prompt.answer),
+    "record": (pa.string(), lambda rollout: row_text(rollout.prompt.record)),
+    "oracle": (_NUMBERS, None),
+    "oracle_state": (pa.list_(pa.string()), None),
+    "truth_tokens": (_IDS, None),
+    "truth_values": (_NUMBERS, None),
+    "truth_noise": (_NUMBERS, None),
+    "truth_continuations": (pa.int32(), None),
+    "truth_rows": (_IDS, None),
+    "turn_observed": (_IDS, _of_turns(lambda turn: turn.num_observed)),
+    "turn_sampled": (_IDS, _of_turns(lambda turn: turn.num_sampled)),
+    "turn_rewards": (pa.list_(pa.float64()), _of_turns(lambda turn: turn.reward)),
+    "extracted": (pa.string(), lambda rollout: rollout.extracted),
+    "by_verifier": (pa.string(), lambda rollout: row_text(rollout.by_verifier)),
+    "versions": (pa.list_(pa.int64()), lambda rollout: [turn.version for turn in rollout.turns]),
+    "updates": (pa.list_(pa.list_(_IDS)), lambda rollout: [turn.updates for turn in rollout.turns]),
+    "is_filler": (pa.bool_(), None),
+    "baseline_rewards": (pa.float32(), None),
+    "step_starts": (pa.list_(pa.bool_()), None),
+    "step_values": (_NUMBERS, None),
+}
+SCHEMA = pa.schema({name: kind for name, (kind, _) in COLUMNS.items()})
+_OF_ROLLOUT = {name: value for name, (_, value) in COLUMNS.items() if value is not None}
+TURN_COLUMNS = ("turn_observed", "turn_sampled", "turn_rewards")
+TRUTH_COLUMNS = ("truth_tokens", "truth_values", "truth_noise", "truth_continuations", "truth_rows")
+BATCH_COLUMNS = ("is_filler", "baseline_rewards", "step_starts", "step_values")
+"""Fields of a rollout batch that a run keeps beside its rollouts (`RolloutBatch`)."""
+
+_PLAIN_COLUMNS = ("prompt", "response", "reward", "group", "prompt_ids", "response_ids", "answer")
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def rollout_row(rollout: Rollout) -> dict[str, Any]:
+    """Return the columns of `SCHEMA` that the rollout alone decides."""
+    return {name: value(rollout) for name, value in _OF_ROLLOUT.items()}
 
 
 def rollout_table(
     rollouts: Sequence[Rollout],
     groups: Sequence[int],
-    oracle_states: Sequence[Sequence[str] | None],
-    truths: Sequence[Sequence[MeasuredState]] | None = None,
+    other_columns: Sequence[Mapping[str, Any]] | None = None,
 ) -> pa.Table:
-    """Return a table with one row for each rollout, in the columns of `SCHEMA`.
-
-    The column `oracle` is null; other programs may fill it.
+    """Return one row for each rollout, in the columns of `SCHEMA`.
 
     Args:
-        groups: the number of each rollout's group.
-        oracle_states: for each rollout a text for each of its tokens, or None.
-        truths: the measured states of each rollout; None: there are none.
+        other_columns: for each rollout the columns that it does not decide; None: they are null.
     """
     rows = [
-        {
-            "group": group,
-            "prompt_id": rollout.prompt.prompt_id,
-            "prompt": rollout.prompt.text,
-            "prompt_ids": rollout.prompt.prompt_ids,
-            "response": rollout.response_text,
-            "response_ids": rollout.response_ids,
-            "rollout_logprobs": rollout.rollout_logprobs,
-            "finish_reason": rollout.finish_reason.value,
-            "is_correct": rollout.is_correct,
-            "reward": rollout.reward,
-            "failure": rollout.failure,
-            "source": rollout.prompt.source,
-            "answer": rollout.prompt.answer,
-            "record": row_text(rollout.prompt.record),
-            "oracle": None,
-            "oracle_state": states,
-            **stored_truth(measured),
-            **stored_turns(rollout),
-        }
-        for rollout, group, states, measured in zip(
-            rollouts, groups, oracle_states, truths or [()] * len(rollouts), strict=True
+        rollout_row(rollout) | {"group": group, **columns}
+        for rollout, group, columns in zip(
+            rollouts, groups, other_columns or [{}] * len(rollouts), strict=True
         )
     ]
-    return pa.Table.from_pylist(list(map(printable_texts, rows)), schema=SCHEMA)
+    return pa.Table.from_pylist(list(map(_printable_texts, rows)), schema=SCHEMA)
 
 
-def printable_texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with its texts changed so that UTF-8 can write them.
-
-    A model may write texts that UTF-8 cannot.
-    """
+def _printable_texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with texts that UTF-8 can write; a model may have written others."""
     return {name: printable(x) if isinstance(x, str) else x for name, x in row.items()}
 
 
+def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
+    """Return the truth columns of a row with these measured states; without states all are null."""
+    if not states:
+        return dict.fromkeys(TRUTH_COLUMNS)
+    return {
+        "truth_tokens": [state.num_tokens for state in states],
+        "truth_values": [state.mean for state in states],
+        "truth_noise": [state.noise for state in states],
+        "truth_continuations": len(states[0].returns),
+        "truth_rows": [state.num_places for state in states],
+    }
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row in the plain form that `vapo inspect` and other programs read.
+
+    An episode also has `is_sampled` and `token_rewards`. docs/inspect.md describes the form.
+    """
+    plain: dict[str, Any] = {name: row[name] for name in _PLAIN_COLUMNS}
+    plain["logprobs"] = row["rollout_logprobs"]
+    plain["is_truncated"] = row["finish_reason"] != "stop"
+    if row["turn_observed"]:
+        turns = list(zip(*(row[name] for name in TURN_COLUMNS), strict=True))
+        plain["is_sampled"] = [x for o, s, _ in turns for x in (*[False] * o, *[True] * s)]
+        plain["token_rewards"] = [x for o, s, r in turns for x in (*[0.0] * (o + s - 1), r)]
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def table_writer(
+    path: Path, metadata: Mapping[str, Any], schema: pa.Schema = SCHEMA
+) -> Iterator[parquet.ParquetWriter]:
+    """Open a writer of the file in the block. The file is there, whole, when the block ends."""
+    schema = schema.with_metadata({METADATA_KEY: json.dumps(dict(metadata)).encode()})
+    with (
+        whole_file(path) as aside,
+        parquet.ParquetWriter(aside, schema, compression="zstd") as writer,
+    ):
+        yield writer
+
+
 def write_table(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> None:
-    """Write a table of rollouts and its metadata to a Parquet file, whole or not at all."""
-    schema_metadata = {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()}
-    table = table.replace_schema_metadata(schema_metadata)
-    write_whole(path, lambda aside: parquet.write_table(table, aside, compression="zstd"))
+    """Write the file whole, or not at all."""
+    with table_writer(path, metadata, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_plain(source: Path, path: Path) -> None:
+    """Write the rows of a file of rollouts as lines of JSON in the plain form, whole or not."""
+    with (
+        whole_file(path) as aside,
+        aside.open("w", encoding="utf-8") as lines,
+        parquet.ParquetFile(source) as table,
+    ):
+        for batch in table.iter_batches(256):
+            lines.writelines(json.dumps(plain_row(row)) + "\n" for row in batch.to_pylist())
 
 
 def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:

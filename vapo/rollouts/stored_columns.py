@@ -1,4 +1,4 @@
-"""The columns of turns and of measured states in a stored row: written, read and checked."""
+"""The columns of turns and of measured states in a stored row: read and checked."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from vapo.config import FitConfig
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.errors import UserError
+from vapo.rollouts.rollout_file import TRUTH_COLUMNS, TURN_COLUMNS
 from vapo.user_code.process_protocol import reward_problem
 
 if TYPE_CHECKING:  # a file is looked at before torch is loaded
-    from vapo.rollouts.continuations import MeasuredState
-    from vapo.types import Rollout, RolloutBatch, Turn
+    from vapo.types import RolloutBatch, Turn
 
-TURN_COLUMNS = ("turn_observed", "turn_sampled", "turn_rewards")
-TRUTH_COLUMNS = ("truth_tokens", "truth_values", "truth_noise", "truth_continuations", "truth_rows")
 _TARGETS = "components.value_pretraining.targets"
 _TOLERANCE = 1e-6  # of the sum of rewards, which another program may have added up otherwise
 
@@ -67,20 +65,6 @@ class FileRow:
 
 
 # ---- turns --------------------------------------------------------------------------------------
-
-
-def stored_turns(rollout: Rollout) -> dict[str, Any]:
-    """Return by name the columns of turns in a rollout's row.
-
-    They are null for a response that was not sampled in an environment.
-    """
-    if not rollout.in_environment:
-        return dict.fromkeys(TURN_COLUMNS)
-    return {
-        "turn_observed": [turn.num_observed for turn in rollout.turns],
-        "turn_sampled": [turn.num_sampled for turn in rollout.turns],
-        "turn_rewards": [turn.reward for turn in rollout.turns],
-    }
 
 
 def is_episode(record: Mapping[str, Any]) -> bool:
@@ -132,19 +116,6 @@ class StoredTruth(NamedTuple):
     num_tokens: int
     value: float
     num_draws: float
-
-
-def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
-    """Return by name the columns of measured states in a row; without states all are null."""
-    if not states:
-        return dict.fromkeys(TRUTH_COLUMNS)
-    return {
-        "truth_tokens": [state.num_tokens for state in states],
-        "truth_values": [state.mean for state in states],
-        "truth_noise": [state.noise for state in states],
-        "truth_continuations": len(states[0].returns),
-        "truth_rows": [state.num_places for state in states],
-    }
 
 
 def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:

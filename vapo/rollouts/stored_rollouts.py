@@ -21,7 +21,7 @@ from vapo.networks.end_tokens import folder_end_tokens
 from vapo.networks.model_configs import read_model_config
 from vapo.prompts.critic_prompts import critic_prompt_adder
 from vapo.prompts.fingerprint import fingerprint
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import configured_batch
 from vapo.rollouts.rollout_file import read_table
 from vapo.rollouts.rollout_rows import RowReader, StoredRollout
 from vapo.rollouts.stored_columns import check_truth, with_truth
@@ -174,13 +174,8 @@ class RolloutDataset:
         """Make a rollout batch of units, with the punishment of overlong responses in the rewards
         as the config says, and with measured values if these are the value targets."""
         rows = [row for unit in units for row in unit]
-        batch = make_rollout_batch(
-            [row.rollout for row in rows],
-            group_size=self.group_size,
-            rewards=self.config.rewards,
-            max_response_tokens=self.config.rollouts.max_response_tokens,
-            critic_truncated=self.config.critic.truncated,
-        )
+        rollouts = [row.rollout for row in rows]
+        batch = configured_batch(rollouts, self.config, group_size=self.group_size)
         if self._states:
             batch = replace(batch, actor_states=[self._states[id(row)] for row in rows])
         has_truth = self.config.components.value_pretraining.targets == "truth"
@@ -269,10 +264,25 @@ def read_rollouts(
     """
     table, metadata = read_table(path, key=KEY)
     _check_scale(config, metadata, path)
+    rows = row_reader(config, path, tokenizer, needs_logprobs=needs_logprobs).read(table, metadata)
+    check_truth(config, (row.truth for row in rows), metadata, path)
+    file_policy, config_policy = metadata.get("policy"), fingerprint(config.actor.path)
+    is_other = file_policy and config_policy and file_policy != config_policy
+    return rows, str(file_policy) if is_other else ""
+
+
+def row_reader(
+    config: FitConfig,
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    needs_logprobs: bool | None = None,
+) -> RowReader:
+    """Return a reader of a file's rows as responses of the config's policy (`read_rollouts`)."""
     model = read_model_config(config.actor.path).get_text_config()
     if needs_logprobs is None:
         needs_logprobs = config.critic.sampled_logprobs is not None
-    reader = RowReader(
+    return RowReader(
         path,
         tokenizer,
         int(model.vocab_size),
@@ -280,11 +290,6 @@ def read_rollouts(
         needs_logprobs=needs_logprobs,
         read_ends=lambda: folder_end_tokens(config.actor.path, tokenizer, data=config.data),
     )
-    rows = reader.read(table, metadata)
-    check_truth(config, (row.truth for row in rows), metadata, path)
-    file_policy, config_policy = metadata.get("policy"), fingerprint(config.actor.path)
-    is_other = file_policy and config_policy and file_policy != config_policy
-    return rows, str(file_policy) if is_other else ""
 
 
 def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> RolloutDataset | None:

@@ -37,7 +37,7 @@ from vapo.networks.layouts import choose_layout
 from vapo.networks.precision import may_round_products
 from vapo.networks.probe import estimator_layers
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import configured_batch
 from vapo.runs.checkpoints import Checkpoint, check_count, check_saved_head, value_head_options
 from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 
@@ -134,15 +134,7 @@ def heldout_batch(config: FitConfig, rollouts: Sequence[Rollout]) -> RolloutBatc
 
     Rewards are shaped by the training budget, as for the critic's training.
     """
-    return without_failed(
-        make_rollout_batch(
-            rollouts,
-            group_size=config.evaluation.k,
-            rewards=config.rewards,
-            max_response_tokens=config.rollouts.max_response_tokens,
-            critic_truncated=config.critic.truncated,
-        )
-    )
+    return without_failed(configured_batch(rollouts, config, group_size=config.evaluation.k))
 
 
 def evaluated_heldout(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
-from vapo.rollouts.rollout_file import METADATA_KEY, SCHEMA, SCHEMA_VERSION
-from vapo.rollouts.stored_columns import TURN_COLUMNS
+from vapo.rollouts.rollout_file import SCHEMA, SCHEMA_VERSION, TURN_COLUMNS, table_writer
 from vapo.studies.inspection.group_sample import is_sampled, sampled_rewards
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
@@ -38,23 +35,16 @@ def write_responses(
         notes: sentences on what was written are appended at the end.
     """
     metadata = {"schema_version": SCHEMA_VERSION, "tokenizer": tokenizer}
-    metadata_json = json.dumps({name: x for name, x in metadata.items() if x is not None})
-    unfinished, stream = path.with_name(f".{path.name}.new"), iter(responses)
-    groups: dict[str, int] = {}
+    stream, groups = iter(responses), dict[str, int]()
     num = num_unknown = 0
-    try:
-        schema = SCHEMA.with_metadata({METADATA_KEY: metadata_json})
-        with parquet.ParquetWriter(unfinished, schema) as writer:
-            while chunk := list(islice(stream, _CHUNK_SIZE)):
-                good = [item for item in chunk if isinstance(item, InspectedResponse)]
-                rows = [_row(x, groups.setdefault(x.group, len(groups))) for x in good]
-                writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema))
-                num += len(good)
-                num_unknown += sum(response.is_truncated is None for response in good)
-                yield from chunk
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with table_writer(path, {name: x for name, x in metadata.items() if x is not None}) as writer:
+        while chunk := list(islice(stream, _CHUNK_SIZE)):
+            good = [item for item in chunk if isinstance(item, InspectedResponse)]
+            rows = [_row(x, groups.setdefault(x.group, len(groups))) for x in good]
+            writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+            num += len(good)
+            num_unknown += sum(response.is_truncated is None for response in good)
+            yield from chunk
     notes.append(f"{path} has {num:,} responses in {len(groups):,} groups for `vapo critics`")
     if num_unknown:
         notes.append(f"{num_unknown:,} of them count as ended there: if they did is not known")
