@@ -57,7 +57,7 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     last = (run / "checkpoints" / "last.ckpt").resolve()
     recorded = metric_points(run)["progress/iteration"]
     assert summary(run)["num_iterations"] == len(recorded) == 2
-    left = run / "rollouts" / "iteration_000001_rank_0.safetensors"
+    left = run / "rollouts" / "iteration_000001_rank_0.parquet"
     left.touch()
     results: list[Result] = []
 

@@ -25,7 +25,7 @@ from tests.poisoned import PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config
-from tests.tiny_model import save_tiny_folder, tiny_model
+from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig, resolve
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.collection import RolloutCollection
@@ -120,7 +120,7 @@ class Sampled:
     def __call__(self, module: VapoModule) -> RolloutSource:
         engine = ScriptedEngine(ScriptedStream(lambda request: ""))
         collection: Any = RolloutCollection.__new__(RolloutCollection)
-        collection.player = SimpleNamespace(sampler=engine)
+        collection.player = SimpleNamespace(sampler=engine, tokenizer=tiny_tokenizer())
         source = SourceThatSamples(self.config, collection, module.lineage, Progress(), self.kept)
         source.module, source.sampled, source.reused = module, self.sampled, self.reused
         return source

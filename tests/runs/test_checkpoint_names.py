@@ -297,14 +297,15 @@ def test_old_rollouts_are_known_by_their_whole_name(tmp_path: Path) -> None:
     kept._run_dir = RunDir(tmp_path)
     folder = tmp_path / "rollouts"
     folder.mkdir()
-    own, mine = kept.path(1, 0), folder / "iteration_000001_rank_0_mine.safetensors"
-    for path in (own, mine, folder / "iteration_x_rank_0.safetensors", kept.path(2, 0)):
+    own, mine = kept.path(1, 0), folder / "iteration_000001_rank_0_mine.parquet"
+    for path in (own, mine, folder / "iteration_x_rank_0.parquet", kept.path(2, 0)):
         path.write_text("")
+    own.with_suffix(".sha256").write_text("")
     kept.forget(first_kept=2)
     assert sorted(path.name for path in folder.iterdir()) == [
-        "iteration_000001_rank_0_mine.safetensors",
-        "iteration_000002_rank_0.safetensors",
-        "iteration_x_rank_0.safetensors",
+        "iteration_000001_rank_0_mine.parquet",
+        "iteration_000002_rank_0.parquet",
+        "iteration_x_rank_0.parquet",
     ]
 
 

@@ -54,7 +54,7 @@ def test_killed_in_the_next_iteration_while_it_saves(
     run = runs.only_run(tmp_path)
     is_in_place = place == "forgetting"
     assert last_iteration(run) == (2 if is_in_place else 1)
-    kept = {path.name.split("_")[1] for path in (run / "rollouts").glob("*.safetensors")}
+    kept = {path.name.split("_")[1] for path in (run / "rollouts").glob("*.parquet")}
     assert kept == {"000001", "000002"}
     killed_at(tmp_path, store, [], BACKGROUND)
     assert_same_run(tmp_path, whole)

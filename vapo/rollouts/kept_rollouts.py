@@ -1,33 +1,45 @@
 """An iteration's rollouts, saved until its checkpoint is written, so that none is sampled twice.
 
-One safetensors file for each process, with texts and verdicts in it as JSON.
+Each process has a file of rollouts for each iteration, as `vapo rollouts` writes them, and beside
+it the file's SHA-256. The tensors of the batch are computed from the rollouts again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from vapo.files.whole_files import write_whole
+from vapo.config import FitConfig
+from vapo.files.whole_files import read_inside, sha256, write_text
+from vapo.functional.columns import with_loss_on
+from vapo.rollouts.batch import configured_batch
+from vapo.rollouts.rollout_file import (
+    BATCH_COLUMNS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    read_table,
+    rollout_table,
+    write_table,
+)
+from vapo.rollouts.stored_rollouts import row_reader
 from vapo.system.distributed import rank, world_size
-from vapo.types import FinishReason, Phase, Prompt, PromptScore, Rollout, RolloutBatch, Turn
+from vapo.types import Phase, Prompt, PromptScore, Rollout, RolloutBatch
+from vapo.user_code.process_protocol import printable
 
-_FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.safetensors")
-_FORMAT = 8  # of the file; rollouts in another format are sampled again
-# bytes of a padded response token, with its log-prob and text; bytes of a response of one turn
-_TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
-# fields of a rollout that JSON holds as they are
-_PLAIN_FIELDS = ("is_correct", "extracted", "failure", "by_verifier", "in_environment", "is_lost")
+_FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.(parquet|sha256|safetensors)")
+# columns of the file that are fields of a rollout, and not read by `RowReader`
+_ROLLOUT_COLUMNS = ("prompt_id", "extracted", "by_verifier", "versions", "updates")
+# bytes of a response token with its log-prob, text and value; bytes of a response of one turn
+_TOKEN_BYTES, _RESPONSE_BYTES = 20, 512
 
 
 @dataclass(frozen=True)
@@ -73,62 +85,78 @@ class ResumeCache:
 
     def __init__(self, run_dir: RunFolder, prompts: Sequence[Prompt]) -> None:
         self._run_dir = run_dir  # the other processes know its path only later
-        self.prompts = {prompt.prompt_id: prompt for prompt in prompts}
+        self.prompts = {printable(prompt.prompt_id): prompt for prompt in prompts}
 
     @property
     def folder(self) -> Path:
         return self._run_dir.path / "rollouts"
 
     def path(self, iteration: int, rank: int) -> Path:
-        return self.folder / f"iteration_{iteration:06d}_rank_{rank}.safetensors"
+        return self.folder / f"iteration_{iteration:06d}_rank_{rank}.parquet"
 
     def origin(self, iteration: int, weights: str) -> Origin:
         """Return the origin of this process's rollouts of an iteration with these weights."""
         return Origin(iteration, rank(), world_size(), self._run_dir.identity, weights)
 
     def has(self, iteration: int, rank: int) -> bool:
-        return self.path(iteration, rank).is_file()
+        """Whether there is a file of these rollouts, even an earlier one that `read` refuses."""
+        path = self.path(iteration, rank)
+        return path.is_file() or path.with_suffix(".safetensors").is_file()
 
     def write(self, origin: Origin, sampled: IterationRollouts) -> None:
         """Write an iteration's rollouts to the file of this origin.
 
         Raises: OSError: the file cannot be written.
         """
-        batch = sampled.batch
-        columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
-        tensors = {
-            name: value.clone().contiguous()  # safetensors refuses tensors that share memory
-            for name, value in columns.items()
-            if isinstance(value, Tensor)
+        batch, path = sampled.batch, self.path(origin.iteration, origin.rank)
+        metadata = {
+            "schema_version": SCHEMA_VERSION,
+            "group_size": batch.group_size,
+            "origin": asdict(origin),
+            "phase": sampled.phase.value,
+            "metrics": sampled.metrics,
+            "sampled_groups": batch.sampled_groups,
         }
-        tensors["logprobs_exact"] = torch.tensor(
-            [p for r in batch.rollouts for p in r.rollout_logprobs], dtype=torch.float64
-        )
-        tensors["json"] = torch.frombuffer(bytearray(_to_json(sampled)), dtype=torch.uint8)
-        metadata = {"origin": _origin_text(origin), "digest": _digest(tensors)}
+        groups = [row // batch.group_size for row in range(len(batch))]
         self.folder.mkdir(exist_ok=True)
-        write_whole(
-            self.path(origin.iteration, origin.rank),
-            lambda aside: _save(tensors, aside, metadata),
-        )
+        write_table(path, rollout_table(batch.rollouts, groups, _other_columns(batch)), metadata)
+        write_text(path.with_suffix(".sha256"), sha256(path))
 
-    def read(self, origin: Origin) -> IterationRollouts | None:
+    def read(
+        self, origin: Origin, config: FitConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> IterationRollouts | None:
         """Load the rollouts that were saved for exactly this origin.
 
         None: there are none, the file is damaged, or a prompt has changed since.
+
+        Args:
+            config: the run's config, which says how a batch is made of rollouts.
         """
         path = self.path(origin.iteration, origin.rank)
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("origin") != _origin_text(origin):
-                    return None
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception:  # safetensors raises its own kinds
+            digest = read_inside(self.folder, path.with_suffix(".sha256").name, 64)
+            if digest is None or digest.decode() != sha256(path):
+                return None
+            table, metadata = read_table(path, key="rollouts/")
+            if metadata["origin"] != asdict(origin):
+                return None
+            table = table.cast(SCHEMA)
+            stored = row_reader(config, path, tokenizer, needs_logprobs=True).read(table, {})
+            records = table.select(_ROLLOUT_COLUMNS).to_pylist()
+            rollouts = [
+                self._rollout(row.rollout, record)
+                for row, record in zip(stored, records, strict=True)
+            ]
+            batch = configured_batch(rollouts, config, group_size=int(metadata["group_size"]))
+            batch = _with_other_columns(batch, table)
+            scores = tuple(PromptScore(*score) for score in metadata["sampled_groups"])
+            return IterationRollouts(
+                Phase(metadata["phase"]),
+                replace(batch, sampled_groups=scores),
+                {name: float(value) for name, value in metadata["metrics"].items()},
+            )
+        except Exception:  # a folder that was received may hold anything; sampling again is right
             return None
-        if metadata.get("digest") != _digest(tensors):
-            return None
-        return self._from_json(tensors["json"].numpy().tobytes(), tensors)
 
     def forget(self, *, first_kept: int) -> None:
         """Remove the files that all processes have saved for the iterations before `first_kept`."""
@@ -137,39 +165,30 @@ class ResumeCache:
             if match is not None and int(match[1]) < first_kept:
                 path.unlink(missing_ok=True)
 
-    def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> IterationRollouts | None:
-        contents = json.loads(text)
-        rows = contents["rollouts"]
-        prompts = [self.prompts[r["prompt_id"]] for r in rows if r["prompt_id"] in self.prompts]
-        if len(prompts) < len(rows) or _prompts_digest(prompts) != contents["prompts"]:
-            return None  # the data has changed
-        lengths = [row["num_tokens"] for row in rows]
-        logprobs = tensors["logprobs_exact"].split(lengths)
-        rollouts = [
-            Rollout(
-                prompt=prompt,
-                response_ids=tuple(tensors["response_ids"][i, : lengths[i]].tolist()),
-                response_text=row["text"],
-                rollout_logprobs=tuple(logprobs[i].tolist()),
-                finish_reason=FinishReason(row["finish_reason"]),
-                turns=tuple(
-                    Turn(**turn | {"updates": tuple(map(tuple, turn["updates"]))})
-                    for turn in row["turns"]
-                ),
-                **{name: row[name] for name in _PLAIN_FIELDS},
-            )
-            for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
+    def _rollout(self, rollout: Rollout, record: Mapping[str, Any]) -> Rollout:
+        """Return a stored rollout with the run's prompt and with what `RowReader` does not read.
+
+        Raises: KeyError, ValueError: the run has no such prompt, because its data has changed.
+        """
+        prompt, stored = self.prompts[record["prompt_id"]], rollout.prompt
+        texts = printable(prompt.text), printable(prompt.answer)
+        if (*texts, prompt.prompt_ids) != (stored.text, stored.answer, stored.prompt_ids):
+            raise ValueError("another prompt has this name now")
+        by_verifier = json.loads(record["by_verifier"])
+        if not all(math.isfinite(verdict["reward"]) for verdict in by_verifier.values()):
+            raise ValueError("a verifier's reward is not finite")
+        columns = rollout.turns, record["versions"], record["updates"]
+        turns = [
+            replace(turn, version=version, updates=tuple((n, tokens) for n, tokens in updates))
+            for turn, version, updates in zip(*columns, strict=True)
         ]
-        names = {f.name for f in fields(RolloutBatch)}
-        columns: dict[str, Any] = {n: tensors[n] for n in tensors.keys() & names}
-        batch = RolloutBatch(
-            rollouts=rollouts,
-            group_size=contents["group_size"],
-            max_response_tokens=contents["max_response_tokens"],
-            sampled_groups=tuple(PromptScore(*score) for score in contents["sampled_groups"]),
-            **columns,
+        return replace(
+            rollout,
+            prompt=prompt,
+            turns=tuple(turns),
+            extracted=record["extracted"],
+            by_verifier=by_verifier,
         )
-        return IterationRollouts(Phase(contents["phase"]), batch, contents["metrics"])
 
 
 def max_cache_bytes(num_responses: int, max_response_tokens: int) -> int:
@@ -180,56 +199,21 @@ def max_cache_bytes(num_responses: int, max_response_tokens: int) -> int:
     return num_responses * (_RESPONSE_BYTES + max_response_tokens * _TOKEN_BYTES)
 
 
-def _origin_text(origin: Origin) -> str:
-    return json.dumps({"format": _FORMAT, **asdict(origin)})
+def _other_columns(batch: RolloutBatch) -> list[dict[str, Any]]:
+    """Return for each row of a batch the columns that do not follow from its rollout."""
+    tensors = {name: getattr(batch, name) for name in BATCH_COLUMNS}
+    columns = {name: values.tolist() for name, values in tensors.items() if values is not None}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _to_json(sampled: IterationRollouts) -> bytes:
-    batch = sampled.batch
-    contents: dict[str, Any] = {
-        "phase": sampled.phase.value,
-        "metrics": sampled.metrics,
-        "group_size": batch.group_size,
-        "max_response_tokens": batch.max_response_tokens,
-        "prompts": _prompts_digest([rollout.prompt for rollout in batch.rollouts]),
-        "sampled_groups": batch.sampled_groups,
-        "rollouts": [
-            {
-                "prompt_id": rollout.prompt.prompt_id,
-                "text": rollout.response_text,
-                "finish_reason": rollout.finish_reason.value,
-                "num_tokens": len(rollout.response_ids),
-                "turns": [asdict(turn) for turn in rollout.turns],
-                **{name: getattr(rollout, name) for name in _PLAIN_FIELDS},
-            }
-            for rollout in batch.rollouts
-        ],
-    }
-    return json.dumps(contents).encode()
+def _with_other_columns(batch: RolloutBatch, table: pa.Table) -> RolloutBatch:
+    """Add the columns of a table that do not follow from the rollouts to their batch.
 
-
-def _prompts_digest(prompts: Sequence[Prompt]) -> str:
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(json.dumps([prompt.text, prompt.prompt_ids, prompt.answer]).encode())
-    return digest.hexdigest()
-
-
-def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write tensors and metadata to a safetensors file.
-
-    Raises: OSError: the file cannot be written; safetensors itself raises another error.
+    Raises: KeyError, ValueError: a column is absent, or has another shape than the batch.
     """
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    present = [name for name in BATCH_COLUMNS if table[name].null_count == 0]
+    tensors: dict[str, Any] = {name: torch.tensor(table[name].to_pylist()) for name in present}
+    if any(x.shape != batch.response_ids.shape[: x.dim()] for x in tensors.values()):
+        raise ValueError("the columns belong to another batch")
+    carries_loss = ~tensors.pop("is_filler")
+    return with_loss_on(replace(batch, **tensors), carries_loss)

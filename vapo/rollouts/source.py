@@ -146,13 +146,14 @@ class RolloutSource:
 
         None: not every process has them, or other weights, data or config sampled them.
         """
-        if self.resume_cache is None or not all_ranks(self.resume_cache.has(iteration, rank())):
+        cache, tokenizer = self.resume_cache, self.collection.player.tokenizer
+        if cache is None or not all_ranks(cache.has(iteration, rank())):
             return None
-        rollouts = self.resume_cache.read(self.resume_cache.origin(iteration, self.lineage.weights))
+        rollouts = cache.read(cache.origin(iteration, self.lineage.weights), self.config, tokenizer)
         if not all_ranks(rollouts is not None) or rollouts is None:
             self.progress.note(
-                "the kept rollouts were sampled with other weights, data or config, or are "
-                "damaged: the iteration's rollouts are sampled again"
+                "the kept rollouts were sampled with other weights, data or config, are damaged, "
+                "or an earlier vapo saved them: the iteration's rollouts are sampled again"
             )
             return None
         self.progress.note("the iteration's rollouts were kept: they are not sampled again")
