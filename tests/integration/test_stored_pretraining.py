@@ -72,7 +72,7 @@ def test_the_file_says_what_was_sampled(data: Path) -> None:
         assert json.loads(row["record"])["answer"] == row["answer"]
     metadata = json.loads(table.schema.metadata[b"vapo.rollouts"])
     assert (metadata["schema_version"], metadata["group_size"], metadata["num_groups"]) == (
-        3,
+        4,
         4,
         20,
     )

@@ -217,11 +217,11 @@ def test_what_full_responses_take_is_known_beforehand(tmp_path: Path, length: in
 
 
 def altered(kept: ResumeCache, **columns: Any) -> None:
-    """Change columns of the first row, with a digest that fits: as a received folder may have."""
+    """Change columns of all rows, with a digest that fits: as a received folder may have."""
     path = kept.path(3, 0)
     table, metadata = read_table(path, key="x")
-    first, *others = table.to_pylist()
-    write_table(path, pa.Table.from_pylist([first | columns, *others], table.schema), metadata)
+    rows = [row | columns for row in table.to_pylist()]
+    write_table(path, pa.Table.from_pylist(rows, table.schema), metadata)
     path.with_suffix(".sha256").write_text(sha256(path))
 
 

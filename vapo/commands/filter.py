@@ -22,12 +22,12 @@ from vapo.config.rewards import RewardConfig, verifier_settings
 from vapo.errors import UserError
 from vapo.errors.shown_text import say
 from vapo.files.made_folders import make_folders, taken_back_if_refused
-from vapo.files.row_values import row_text
 from vapo.files.whole_files import try_lock, write_text
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import RolloutRunner
+from vapo.rollouts.rollout_file import row_text
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.types import Prompt, Rollout

@@ -6,7 +6,6 @@ and its texts are written as UTF-8. A value that one of these refuses is refused
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
@@ -174,20 +173,6 @@ def _check_text(text: str) -> None:
 def _check_levels(levels: int) -> None:
     if levels <= 0:
         raise RefusedValue(f"lists or objects nested more than {MOST_LEVELS} deep")
-
-
-def row_text(record: Mapping[str, Any]) -> str:
-    """Return a row as one line of JSON. A value of a type that JSON lacks becomes a text."""
-    try:
-        return json.dumps(dict(record), default=value_text)
-    except TypeError:  # a key is not a text
-        return json.dumps(_with_text_keys(record), default=value_text)
-
-
-def _with_text_keys(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _with_text_keys(item) for name, item in value.items()}
-    return list(map(_with_text_keys, value)) if isinstance(value, (list, tuple)) else value
 
 
 def check_names(names: Iterable[object], place: object) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as parquet
 
 from vapo.errors import UserError, about
 from vapo.files.parquet_rows import read_whole
-from vapo.files.row_values import row_text
+from vapo.files.row_values import value_text
 from vapo.files.whole_files import check_regular_file, whole_file
 from vapo.user_code.process_protocol import printable
 
@@ -35,6 +35,20 @@ _IDS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
 def _of_turns(entry: Callable[[Turn], Any]) -> Callable[[Rollout], list[Any] | None]:
     """Return a function that lists an entry of each turn of an episode; None for other rollouts."""
     return lambda rollout: list(map(entry, rollout.turns)) if rollout.in_environment else None
+
+
+def row_text(record: Mapping[str, Any]) -> str:
+    """Write a row of data as one line of JSON. A value of a type that JSON lacks becomes a text."""
+    try:
+        return json.dumps(dict(record), default=value_text)
+    except TypeError:  # a key is not a text
+        return json.dumps(_with_text_keys(record), default=value_text)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _with_text_keys(item) for name, item in value.items()}
+    return list(map(_with_text_keys, value)) if isinstance(value, (list, tuple)) else value
 
 
 # Columns without a function are not of the rollout: whoever writes the row fills them.
