@@ -278,7 +278,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
     "trusted": {
         "algorithm.baseline.kind": "trusted",
         "algorithm.baseline.decay": 0.5,
-        "algorithm.baseline.token_weights": "gradient",
+        "algorithm.baseline.token_weights": "equal",
     },
     "residual": {
         "critic.head.start": "mean_reward",

@@ -145,10 +145,10 @@ class Trusted:
         0.5, "of the evidence of earlier rollouts, at each later rollout batch", ge=0, lt=1
     )
     token_weights: Literal["equal", "gradient"] = option(
-        "gradient",
+        "equal",
         "how much each token counts in that evidence. gradient: (1 - p)^2, p the probability with "
         "which it was sampled, as in the policy's gradient, so that a critic earns trust only "
-        "where its values reach the policy. equal: all alike (docs/trusted_critic.md)",
+        "where its values reach the policy (docs/trusted_critic.md)",
     )
 
 
