@@ -163,22 +163,6 @@ def test_trust_is_of_earlier_batches_and_resumes_bit_for_bit() -> None:
     assert torch.equal(column(first, "advantages"), column(second, "advantages"))
 
 
-def test_tokens_that_were_certain_are_no_evidence_for_the_gradient() -> None:
-    """All but the first token of each response, whose values know the reward, had p = 1."""
-    logprobs = torch.tensor([[0.5, 1.0, 1.0]]).log().expand(8, 3)
-    weights = {}
-    for kind in ("equal", "gradient"):
-        config = config_of(TRUSTED, f"algorithm.baseline.token_weights={kind}")
-        baseline = trusted_of(config)
-        batch = batch_of(config, CORRECT, VALUES)
-        batch = replace(batch, rollout_logprobs=logprobs)
-        for _ in range(2):
-            estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
-        weights[kind] = baseline.metrics["baseline/within_weight"]
-    assert weights["equal"] > 0
-    assert weights["gradient"] == 0.0, "before the first token nothing has changed"
-
-
 def test_value_pretraining_is_evidence() -> None:
     config = config_of(TRUSTED)
     baseline = trusted_of(config)

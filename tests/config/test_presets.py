@@ -278,7 +278,6 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
     "trusted": {
         "algorithm.baseline.kind": "trusted",
         "algorithm.baseline.decay": 0.5,
-        "algorithm.baseline.token_weights": "equal",
     },
     "residual": {
         "critic.head.start": "mean_reward",
@@ -348,7 +347,6 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
             "threshold": ("critic", "linear_mix", "tether", "trusted"),
             "fallback": ("critic", "linear_mix", "tether", "trusted"),
             "level": ("critic", "linear_mix", "tether", "trusted"),
-            "token_weights": ("critic", "linear_mix", "tether", "evpo"),
         }.items()
     },
     ".algorithm.dis_eps_low": (".algorithm.surrogate", "clipped_ratio", "dppo_tv"),

@@ -110,7 +110,6 @@ def evidence(
     *,
     group_size: int,
     trust: Trust | None = None,
-    token_weights: Tensor | None = None,
 ) -> Evidence:
     values, rewards, others, received, mask = (
         columns[name] for name in ("values", "rewards", "others", "received", "mask")
@@ -120,7 +119,6 @@ def evidence(
         *(values, rewards, others, received, mask),
         trusted=mixed,
         group_size=group_size,
-        token_weights=token_weights,
     )
 
 
@@ -226,24 +224,6 @@ def test_the_fit_is_that_of_a_second_computation(kind: str) -> None:
     trust = earned_trust(evidence(columns, group_size=4))
     weights, _ = second_computation(columns, 4)
     assert list(trust[:2]) == pytest.approx(weights, abs=1e-6)
-
-
-def test_tokens_count_by_their_weights() -> None:
-    """A weight of 2 is a token that stands there twice, and a weight of 0 one that is not there."""
-    columns = rollouts("sound", group_size=4)
-    weights = torch.ones(columns["mask"].shape)
-    weights[:, 1], weights[:, 2] = 0.0, 2.0
-    weighted = earned_trust(evidence(columns, group_size=4, token_weights=weights))
-    places = [0, 2, 2, *range(3, 30)]
-    repeated = {name: x[:, places] if x.ndim == 2 else x for name, x in columns.items()}
-    assert list(weighted) == pytest.approx(
-        list(earned_trust(evidence(repeated, group_size=4))), abs=1e-9
-    )
-    ones = evidence(columns, group_size=4, token_weights=torch.ones_like(weights))
-    plain = evidence(columns, group_size=4)
-    assert torch.equal(ones.sums, plain.sums)
-    nothing = evidence(columns, group_size=4, token_weights=torch.zeros_like(weights))
-    assert earned_trust(nothing)[:2] == (0.0, 0.0)
 
 
 def test_levels_by_hand() -> None:

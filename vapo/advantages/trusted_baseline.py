@@ -19,7 +19,6 @@ from vapo.config import Hyperparameters
 from vapo.config.algorithm import Trusted
 from vapo.functional.baselines import leave_one_out_advantages, mean_of_others
 from vapo.functional.critic_mixtures import mean_of_batch_others
-from vapo.functional.logprobs import gradient_weights
 from vapo.functional.masking import last_column, zero_outside
 from vapo.functional.trusted_baseline import (
     Evidence,
@@ -94,11 +93,6 @@ class TrustedBaseline:
                 batch.values, others_mean, received, batch.response_mask, trust=self.trust
             ),
             group_size=batch.group_size,
-            token_weights=(
-                gradient_weights(batch.rollout_logprobs)
-                if self.config.token_weights == "gradient"
-                else None
-            ),
             reduce=sum_over_ranks,
         )
         if bool(evidence.sums.isfinite().all() & evidence.products.isfinite().all()):

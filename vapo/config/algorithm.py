@@ -144,12 +144,6 @@ class Trusted:
     decay: float = option(
         0.5, "of the evidence of earlier rollouts, at each later rollout batch", ge=0, lt=1
     )
-    token_weights: Literal["equal", "gradient"] = option(
-        "equal",
-        "how much each token counts in that evidence. gradient: (1 - p)^2, p the probability with "
-        "which it was sampled, as in the policy's gradient, so that a critic earns trust only "
-        "where its values reach the policy (docs/trusted_critic.md)",
-    )
 
 
 @dataclass

@@ -28,7 +28,6 @@ from vapo.functional.masking import Reduce, first_column, identity, last_column,
 from vapo.functional.regression import inverse_without_collinear, two_weights_from_0_to_1
 
 _LEAST_GROUPS = 3  # fewer prompts give no variance of a weight
-_LEAST_WEIGHT = 1e-12  # of all tokens together; below it none of them counts
 
 
 class Trust(NamedTuple):
@@ -153,7 +152,6 @@ def batch_evidence(
     *,
     trusted: Float[Tensor, "B T"],
     group_size: int,
-    token_weights: Float[Tensor, "B T"] | None = None,
     reduce: Reduce = identity,
 ) -> Evidence:
     """Return the evidence in a batch of how well the critic's values predict its rewards.
@@ -165,7 +163,6 @@ def batch_evidence(
     rewards: R, the sum of each response's rewards. mask: the tokens whose values count.
     other_mean: B, the mean reward of the other responses to the prompt.
     received: a response's rewards before each token.
-    token_weights: how much each of these tokens counts in sums and means over tokens. None: 1.
     trusted: the mixture by the trust so far (`trusted_values`). Its errors before the first and the
     last token say how much uncertainty is gone at the end.
     Raises: ValueError when group_size does not divide the number of responses.
@@ -180,12 +177,9 @@ def batch_evidence(
     changed = values.double() + received.double()
     columns = [y, first - means, changed - first, means]
     selected = [torch.where(mask, x, 0.0) for x in columns]
-    counts = mask if token_weights is None else torch.where(mask, token_weights, 0.0)
-    counts = counts.double()
-    sums_over_tokens = torch.stack([counts.sum(), *((counts * x).sum() for x in selected)])
-    total, *averages = reduce(sums_over_tokens)
+    total, *averages = reduce(torch.stack([mask.sum().double(), *(x.sum() for x in selected)]))
     y, *features = (
-        torch.where(mask, x - average / total.clamp(min=_LEAST_WEIGHT), 0.0)
+        torch.where(mask, x - average / total.clamp(min=1), 0.0)
         for x, average in zip(selected, averages, strict=True)
     )
     pairs = [(f, y) for f in features]
@@ -195,8 +189,8 @@ def batch_evidence(
     errors = torch.where(mask, changed - rewards.double()[:, None], 0.0)
     trusted_errors = (rewards[:, None] - _first_values(trusted, mask))[:, 0].double()
     per_response = [
-        *((counts * p * q).sum(dim=1) for p, q in pairs),
-        *((counts * errors).sum(dim=1), counts.sum(dim=1), first_errors, has_tokens.double()),
+        *((p * q).sum(dim=1) for p, q in pairs),
+        *(errors.sum(dim=1), mask.sum(dim=1).double(), first_errors, has_tokens.double()),
         torch.where(has_tokens, trusted_errors.square(), 0.0),
         final_surprise(trusted, rewards, received, mask).double().square(),
     ]

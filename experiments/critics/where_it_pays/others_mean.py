@@ -3,7 +3,8 @@
 The value of every token of a response is the mean reward of the prompt's other responses, or of
 the batch's others where a prompt has one response. With `alpha` null the advantage is the reward
 less that mean, on every token. With a number lambda is by length, as VAPO's: of the reward's
-surprise, lambda^(T-t) reaches token t.
+surprise, lambda^(T-t) reaches token t. With `whole_batch` the mean is of the batch's others, even
+if prompts have several responses.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def estimate(
     hyperparameters: Hyperparameters,
     *,
     alpha: float | None,
+    whole_batch: bool = False,
 ) -> Estimate:
     """The advantages beside a mean of rewards; `alpha` null: lambda 1."""
     mask = batch.response_mask
-    values = others_mean(token_rewards.sum(dim=1), batch.group_size)[:, None] * mask
+    group_size = 1 if whole_batch else batch.group_size
+    values = others_mean(token_rewards.sum(dim=1), group_size)[:, None] * mask
     lambda_ = 1.0 if alpha is None else length_adaptive_lambda(mask.sum(dim=1), alpha=alpha)
     columns = (token_rewards, values, mask)
     return Estimate(gae(*columns, gamma=hyperparameters.gamma, lambda_=lambda_))

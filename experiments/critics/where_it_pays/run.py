@@ -38,6 +38,7 @@ GROUP_SIZES = (1, 2, 4, 8)
 ACTOR_RATE = 2.0e-4
 VAPO, TRUSTED = "VAPO", "trusted"
 LAMBDA_1, BY_LENGTH = "without a critic, lambda 1", "without a critic, lambda by length"
+BATCH_MEAN = "without a critic, the batch's mean"  # a run of its own: --systems
 SYSTEMS = (LAMBDA_1, VAPO, TRUSTED, BY_LENGTH)
 PER_ITERATION = (
     "rollout/accuracy",
@@ -90,8 +91,8 @@ def system_settings(cell: Cell) -> tuple[list[Path], dict[str, Any]]:
     return [ROOT / "conf/algorithm/milestones.yaml"], {
         "algorithm.advantage_estimator": "function",
         "algorithm.estimator_function": f"{FOLDER}/others_mean.py:estimate",
-        "algorithm.estimator_args": {"alpha": alpha},
-        "algorithm.estimator_compares_groups": cell.group_size > 1,
+        "algorithm.estimator_args": {"alpha": alpha, "whole_batch": cell.system == BATCH_MEAN},
+        "algorithm.estimator_compares_groups": cell.group_size > 1 and cell.system != BATCH_MEAN,
         "components.length_adaptive_gae.enabled": False,  # the function has its own lambda
         "training.num_iterations": ITERATIONS + extra,
     }
