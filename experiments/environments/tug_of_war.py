@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vapo.prompts.tug_of_war import Tug
+from vapo.tasks.tug_of_war import Tug
 
 
 class TugOfWar:

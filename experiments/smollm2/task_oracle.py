@@ -22,7 +22,7 @@ from vapo.config import Hyperparameters
 from vapo.diagnostics.oracle import states_before_tokens
 from vapo.functional.advantages import gae
 from vapo.networks.loading import load_tokenizer
-from vapo.prompts.worked_sums import worked_sums_states
+from vapo.tasks.worked_sums import oracle_states
 from vapo.types import EvaluatedBatch
 
 STEP, ANSWER, RIGHT, WRONG = "whole step", "answer on", "right", "wrong"
@@ -49,7 +49,7 @@ def estimate(
         tokenizer: the folder of the policy's tokenizer.
     """
     states_of_rows = [
-        states_before_tokens(worked_sums_states, rollout, _tokenizer(tokenizer)) or ()
+        states_before_tokens(oracle_states, rollout, _tokenizer(tokenizer)) or ()
         for rollout in batch.rollouts
     ]
     values = torch.zeros_like(token_rewards)

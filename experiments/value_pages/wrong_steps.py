@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from describe import column, page_data, token_texts
 
-from vapo.prompts.checked_steps import misconceptions, moves
+from vapo.tasks.checked_steps import misconceptions, moves
 
 CHECKED = re.compile(r"(\d)((?:[a-z][A-H])+)=")
 SWAPS = re.compile(r"(\d)((?:[a-z]\d\d)+)=")

@@ -140,6 +140,7 @@ IN_SEVERAL_FILES = {  # name -> in how many; `run` is what any command's file do
     "markdown": 3,  # a study's report, in each form
     "as_csv": 2,
     "figure": 2,
+    "oracle_states": 3,  # of a task, as a user's may have it beside its generator
 }
 
 

@@ -28,13 +28,15 @@ ROOMS = (
     "diagnostics",
     "training",
     "sweep",
+    "tasks",
     "studies",
     "commands",
     "api",
     "cli",
     "__main__",
 )
-USERS = ("studies", "commands", "api", "cli", "__main__")  # they use the core, and it none of them
+# They use the core, and it none of them.
+USERS = ("tasks", "studies", "commands", "api", "cli", "__main__")
 MAX_ARROWS = 106
 
 
@@ -60,6 +62,13 @@ def test_the_top_level_is_the_architecture() -> None:
 def test_no_room_imports_the_package_s_own_names() -> None:
     """They are for users: whoever imports them stands above every room."""
     assert not [path for path in sources() if "vapo" in imports_of(path)]
+
+
+def test_no_room_imports_a_shipped_task() -> None:
+    """A config names it, and it is loaded as a user's own."""
+    users = {m for m, targets in file_imports().items() for t in targets if room_of(t) == "tasks"}
+    assert {room_of(module) for module in users} == {"tasks"}
+    assert [p.name for p in sources() if "vapo.tasks." in p.read_text()] == ["generators.py"]
 
 
 def test_imports_between_rooms_go_down() -> None:

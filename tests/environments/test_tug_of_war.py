@@ -8,7 +8,7 @@ import pytest
 
 from experiments.environments.tug_of_war import TugOfWar
 from vapo.errors import UserError
-from vapo.prompts.tug_of_war import KEYS, MIDDLE, PLACES, Tug, habits, right_keys, tug_of_war
+from vapo.tasks.tug_of_war import KEYS, MIDDLE, PLACES, Tug, habits, right_keys, tug_of_war
 
 
 def play(number: str, keys: list[str], num_turns: int = 20) -> list[tuple[str | None, float]]:
@@ -76,11 +76,11 @@ def test_one_reward_for_a_rope_beyond_the_middle() -> None:
 
 def test_a_demonstration_is_the_right_keys_of_a_game() -> None:
     for row in tug_of_war(20, seed=0, num_turns=6):
-        number, _, shown = row.problem.partition(":")
-        assert (number, len(row.demonstration)) == (row.answer, 6)
+        number, _, shown = row["prompt"].partition(":")
+        assert (number, len(row["demonstration"])) == (row["answer"], 6)
         game = Tug(number, 6)
         assert shown == game.observation
-        for key in row.demonstration:
+        for key in row["demonstration"]:
             assert key == right_keys()[game.sign]
             game.press(key)
 
@@ -90,8 +90,8 @@ def test_habit_presses_any_key_or_one_that_is_wrong() -> None:
     assert all(keys not in ("", right_keys()[s]) for s, keys in habits().items() if s >= "n")
     right = total = 0
     for row in tug_of_war(200, seed=1, habit_probability=0.5):
-        game = Tug(row.answer, 20)
-        for key in row.demonstration:
+        game = Tug(row["answer"], 20)
+        for key in row["demonstration"]:
             if game.sign >= "n":
                 right, total = right + (key == right_keys()[game.sign]), total + 1
                 assert key in (right_keys()[game.sign], habits()[game.sign])
@@ -101,11 +101,11 @@ def test_habit_presses_any_key_or_one_that_is_wrong() -> None:
 
 def test_rows_depend_on_the_seed_and_their_place_alone() -> None:
     assert tug_of_war(30, seed=5)[:10] == tug_of_war(10, seed=5)
-    assert {r.problem for r in tug_of_war(30, seed=5)}.isdisjoint(
-        r.problem for r in tug_of_war(30, seed=6)
+    assert {r["prompt"] for r in tug_of_war(30, seed=5)}.isdisjoint(
+        r["prompt"] for r in tug_of_war(30, seed=6)
     )
     plain, noisy = tug_of_war(10, seed=5), tug_of_war(10, seed=5, habit_probability=1.0)
-    assert [r.problem for r in plain] == [r.problem for r in noisy]
+    assert [r["prompt"] for r in plain] == [r["prompt"] for r in noisy]
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.networks.new_model import make_tokenizer
-from vapo.prompts.checked_steps import KEYS, POSITIONS, moves
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.continuations import Continuations, ContinuationSampler, MeasuredState, Place
 from vapo.rollouts.engines.contract import SampledTurn, Sampler, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import RolloutRunner
+from vapo.tasks.checked_steps import KEYS, POSITIONS, moves
 from vapo.types import FinishReason, Prompt, Rollout
 
 

@@ -20,10 +20,9 @@ from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import RewardModelConfig
 from vapo.config.values import SegmentsConfig
-from vapo.diagnostics.oracle import oracle_states
+from vapo.diagnostics.oracle import states_before_tokens
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
-from vapo.prompts.procedural import HIDDEN_STATES
 from vapo.rewards.judged_responses import OnVerdict
 from vapo.rewards.verifiers import make_math, make_regex
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
@@ -178,16 +177,12 @@ def test_steps_milestones_and_states_are_of_the_text_that_is_judged() -> None:
     assert [last for _, last, _ in numbers] == ["", "4", "2"], "two numbers, not 42"
 
 
-def test_hidden_states_stand_at_the_tokens_whose_text_they_are_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hidden_states_stand_at_the_tokens_whose_text_they_are_of() -> None:
+    def places(_: str, said: str) -> list[str]:
+        return [*map(str, range(len(said) + 1))]
+
     rollout, text = played("mistral", "ab[THINK]c", "</s>")
-    monkeypatch.setitem(
-        HIDDEN_STATES, "state_tracking", lambda problem, said: [*map(str, range(len(said) + 1))]
-    )
-    options = config()
-    options.data.train.task = "state_tracking"  # type: ignore[attr-defined]
-    states = oracle_states(options, rollout, chat_tokenizer("mistral"))
+    states = states_before_tokens(places, rollout, chat_tokenizer("mistral"))
     assert states == ["0", "1", "2", "9", "10"]
     assert len(text) == 10
 

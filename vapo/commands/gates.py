@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from vapo.commands.fit import checked_inputs
 from vapo.commands.sampling import command_recorder, load_policy, policy_player_of
 from vapo.config import FitConfig, resolve
-from vapo.diagnostics.oracle import oracle_states
+from vapo.diagnostics.oracle import oracle_of
 from vapo.diagnostics.value_page.heldout import check_heldout_groups
 from vapo.errors import UserError
 from vapo.errors.shown_text import say
@@ -74,7 +74,7 @@ def run(
         figures, curves = measure(
             setting,
             start,
-            lambda rollout: oracle_states(config, rollout, tokenizer),
+            oracle_of(config, tokenizer),
             num_iterations=num_iterations,
             folder=folder,
         )

@@ -22,7 +22,7 @@ from vapo.commands.filter import ResumableParts, chunk_prompts, settings_of
 from vapo.commands.sampling import command_recorder, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
-from vapo.diagnostics.oracle import oracle_states
+from vapo.diagnostics.oracle import oracle_of
 from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.errors import UserError
 from vapo.errors.shown_text import say
@@ -164,6 +164,8 @@ def sample_file(
         if measuring is not None:
             progress.note(measuring.cost_text(config, num_groups, size))
 
+        oracle = oracle_of(config, tokenizer)
+
         def write(number: int, player: RolloutRunner) -> None:
             sampled_prompts = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
@@ -178,7 +180,7 @@ def sample_file(
                 seed=derive_seed(config.seed, "stored rollouts", number),
             )
             of_rows = [group for group in groups for _ in range(size)]
-            states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
+            states = list(map(oracle, rollouts))
             measured, num_continuation_tokens = measure_step_starts(
                 rollouts,
                 of_rows,

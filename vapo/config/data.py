@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.kinds import choice, option, section
+from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, verifiers_in
 
 
@@ -71,9 +71,8 @@ class HuggingfaceSource(FileSource):
 
 @dataclass
 class GeneratedSource:
-    """Options of a data source whose rows a generator, `task`, makes from a seed."""
+    """A data source whose rows a program generates from a seed."""
 
-    task: str = option(MISSING, "the generator's name; reasoning_gym: the dataset's name")
     num_examples: int = option(MISSING, "how many rows to generate, of each stage", ge=1)
     seed: int = option(0, "of the generator", ge=0)
     options: dict[str, Any] = option({}, "the generator's own parameters")
@@ -87,32 +86,62 @@ class GeneratedSource:
     )
     deduplicate: bool = option(False, "of rows with the same problem keep the first; counted")
 
+    @property
+    def generator_key(self) -> str:
+        """The key that says which generator it is."""
+        return "generator_function" if isinstance(self, FunctionSource) else "task"
+
+    @property
+    def generator(self) -> str:
+        """The generator's name, or its path for a function."""
+        return str(getattr(self, self.generator_key))
+
 
 @dataclass
-class ProceduralSource(GeneratedSource):
-    """Options of a data source that one of vapo's own problem generators, `task`, makes."""
+class _NamedGenerator:
+    """The generator of a source, by name."""
+
+    task: str = option(MISSING, "the generator's name; reasoning_gym: the dataset's name")
 
 
 @dataclass
-class ReasoningGymSource(GeneratedSource):
-    """Options of a data source that is a dataset of reasoning_gym, which `task` names."""
+class ProceduralSource(GeneratedSource, _NamedGenerator):
+    """Rows of one of the shipped tasks; `task` names it."""
 
 
 @dataclass
-class VerifiersSource(GeneratedSource):
-    """Options of a data source with the tasks of an environment of the package verifiers.
+class FunctionSource(GeneratedSource):
+    """Rows of a generator function of the user's."""
 
-    `task` is the environment's id, and `options` are the arguments with which it is loaded.
-    """
+    generator_function: str = option(
+        MISSING,
+        "the generator as package.module:function or folder/file.py:function; called with "
+        "(num_examples, seed=..., **options), it returns rows like those of a file",
+    )
+    generator_function_folder: str | None = option(None, FOLDER_DOC)
+    options: dict[str, Any] = option({}, "keyword arguments of each call of the function")
 
 
-_Kind = Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"]
+@dataclass
+class ReasoningGymSource(GeneratedSource, _NamedGenerator):
+    """Rows of a dataset that reasoning_gym generates; `task` is the dataset's name."""
+
+
+@dataclass
+class VerifiersSource(GeneratedSource, _NamedGenerator):
+    """Tasks of an environment of the package verifiers; `task` is its id, `options` its args."""
+
+
+_Kind = Literal[
+    "jsonl", "parquet", "huggingface", "procedural", "generated", "reasoning_gym", "verifiers"
+]
 _Verifier = Literal["exact", "regex", "math", "math_verify", "reasoning_gym", "python"]
 _KINDS: dict[str, type] = {
     "jsonl": JsonlSource,
     "parquet": ParquetSource,
     "huggingface": HuggingfaceSource,
     "procedural": ProceduralSource,
+    "generated": FunctionSource,
     "reasoning_gym": ReasoningGymSource,
     "verifiers": VerifiersSource,
 }

@@ -15,25 +15,35 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import achieved_returns, critic_rewards, value_token_mask
 from vapo.config import FitConfig, resolve
+from vapo.errors import UserError
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance
-from vapo.prompts.procedural import HIDDEN_STATES
+from vapo.prompts.generators import (
+    call_beside_generator,
+    functions_beside_generators,
+    name_of,
+)
 from vapo.rollouts.engines.contract import ids_before_end, sampled_text
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.types import FinishReason, Rollout, RolloutBatch
 
 
-def oracle_states(
-    config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
-) -> Sequence[str] | None:
-    """Return the hidden state before each response token, for the task of the config's data.
+def oracle_of(
+    config: FitConfig, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[Rollout], Sequence[str] | None]:
+    """Return a function that gives the hidden state before each token of a response.
 
-    None if the task has no function of hidden states, or if the response cannot be followed
-    (`states_before_tokens`).
+    It gives None if no `oracle_states` stands beside the generator of the response's prompt, or if
+    `states_before_tokens` returns None.
     """
-    function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
-    return None if function is None else states_before_tokens(function, rollout, tokenizer)
+    functions = functions_beside_generators(config.data, "oracle_states")
+
+    def states(rollout: Rollout) -> Sequence[str] | None:
+        function = functions.get(rollout.prompt.source)
+        return None if function is None else states_before_tokens(function, rollout, tokenizer)
+
+    return states
 
 
 def states_before_tokens(
@@ -46,6 +56,8 @@ def states_before_tokens(
     None if the prompt is not a problem of the task, or if the texts of the tokens, joined, are not
     the response's text, as in an episode.
 
+    Raises: UserError: the function raises, or does not return a text for each prefix.
+
     Args:
         function: returns the state of each prefix of a response, from problem and response; None if
             the problem is not one of the task.
@@ -54,9 +66,15 @@ def states_before_tokens(
     """
     if not all(rollout.is_sampled):
         return None
-    states = function(str(rollout.prompt.record.get("prompt", "")), rollout.response_text)
+    problem, response = str(rollout.prompt.record.get("prompt", "")), rollout.response_text
+    states = call_beside_generator(function, problem, response)
     if states is None:
         return None
+    if len(states) != len(response) + 1 or not all(isinstance(state, str) for state in states):
+        raise UserError(
+            f"{name_of(function)} must return a list with a text for each of the "
+            f"{len(response) + 1} prefixes of the response {response!r:.80}, the empty one first"
+        )
     has_ended = rollout.finish_reason in (FinishReason.STOP, FinishReason.TURNS)
     ids = rollout.response_ids
     spoken = ids_before_end(ids, tokenizer, ids[-1:] if has_ended else ())

@@ -22,6 +22,13 @@ def did_you_mean(name: str, known_names: Iterable[str], *, quote: str = "'") -> 
     return "" if nearest is None else f"; did you mean {quote}{nearest}{quote}?"
 
 
+def suggest_known(name: str, known_names: list[str]) -> str:
+    """Suggest a fix for a misspelt name: the nearest known name, then all known names."""
+    similar_name = nearest_name(name, known_names, cutoff=0.7)  # solution is not question
+    hint = f"did you mean {similar_name!r}? " if similar_name else ""
+    return f"{hint}known: {', '.join(known_names)}"
+
+
 def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the most similar known name, or None if no similarity reaches `cutoff` (0 to 1)."""
     return next(iter(nearest_names(name, known_names, max_names=1, cutoff=cutoff)), None)

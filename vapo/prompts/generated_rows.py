@@ -1,6 +1,5 @@
-"""Makes rows by generators, with the stages of a curriculum.
+"""Rows of reasoning_gym and of environments of the package verifiers, and a curriculum's stages.
 
-The generators are the procedural tasks, reasoning_gym, and environments of the package verifiers.
 The packages are imported only by sources that need them.
 """
 
@@ -12,7 +11,12 @@ import importlib.util
 import json
 from typing import Any
 
-from vapo.config.data import CurriculumStage, GeneratedSource
+from vapo.config.data import (
+    CurriculumStage,
+    GeneratedSource,
+    ReasoningGymSource,
+    VerifiersSource,
+)
 from vapo.environments.verifiers_package import (
     TASK,
     TOOLS,
@@ -23,8 +27,6 @@ from vapo.environments.verifiers_package import (
 )
 from vapo.errors import UserError
 from vapo.errors.suggestions import nearest_names
-from vapo.prompts import procedural
-from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import Message, SourceRow
 from vapo.system.installation import install_command
 
@@ -35,29 +37,7 @@ The digest of the task's data is in it, because equal prompts count as one probl
 """
 
 
-def procedural_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """Return the rows of a procedural task. `key` is the source's config key, for errors.
-
-    Raises: UserError: the task or an option is not valid.
-    """
-    try:
-        generated = procedural.generate(
-            source.task, source.options, num_examples=source.num_examples, seed=source.seed
-        )
-    except UserError as error:
-        raise UserError(f"{key}.{error}") from None
-    name = f"{source.task}[seed {source.seed}]"
-    return [
-        _row(f"{name}: row {number}", row.problem, row.answer, {}, demonstration=row.demonstration)
-        for number, row in enumerate(generated, start=1)
-    ]
-
-
-def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """Return the rows of a dataset of reasoning_gym. `key` is the source's config key, for errors.
-
-    Raises: UserError: the package is missing, or the dataset or an option is not valid.
-    """
+def reasoning_gym_rows(source: ReasoningGymSource, key: str) -> list[SourceRow]:
     gym = _reasoning_gym(source, key)
     size = source.num_examples
     try:
@@ -67,28 +47,18 @@ def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
         raise UserError(
             f"{key}.options: reasoning_gym's {source.task} says: {type(error).__name__}: {error}"
         ) from None
-    return [
-        _row(
-            f"{source.task}[seed {source.seed}]: row {number}",
-            entry["question"],
-            "" if entry["answer"] is None else str(entry["answer"]),
-            {"reasoning_gym_dataset": source.task, "entry": entry},
-        )
-        for number, entry in enumerate(entries, start=1)
-    ]
+    rows = []
+    for number, entry in enumerate(entries, start=1):
+        place = f"{source.task}[seed {source.seed}]: row {number}"
+        answer = "" if entry["answer"] is None else str(entry["answer"])
+        metadata = {"reasoning_gym_dataset": source.task, "entry": entry}
+        record = {"prompt": entry["question"], "answer": answer, **metadata}
+        rows.append(SourceRow(place, entry["question"], answer, metadata=metadata, record=record))
+    return rows
 
 
-def _row(
-    place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: Demonstration
-) -> SourceRow:
-    """Make the row of a generated problem. Its `record` is what a file would have for it."""
-    in_a_file = {n: list(v) if isinstance(v, tuple) else v for n, v in demonstration.items()}
-    record = {"prompt": problem, "answer": answer, **in_a_file, **metadata}
-    return SourceRow(place, problem, answer, metadata=metadata, record=record, **demonstration)
-
-
-def verifiers_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """Return a row for each task of an environment of the package verifiers, shuffled.
+def verifiers_rows(source: VerifiersSource, key: str) -> list[SourceRow]:
+    """Return the tasks of an environment of the package verifiers, shuffled with the source's seed.
 
     If the tasks are endless, the first `num_examples` are used. A task's tools are described in the
     system message.
@@ -159,11 +129,8 @@ def _not_installed(key: str) -> UserError:
     )
 
 
-def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
-    """Import reasoning_gym and check that it has the source's dataset; return the module.
-
-    Raises: UserError: it is not installed, or it has no such dataset.
-    """
+def _reasoning_gym(source: ReasoningGymSource, key: str) -> Any:
+    """Import reasoning_gym and check that it has the source's dataset."""
     try:
         import reasoning_gym
         import reasoning_gym.factory
@@ -183,18 +150,18 @@ def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedS
     Raises: UserError: reasoning_gym's curriculum for the dataset does not have the stage's level.
     """
     stage = source.curriculum[index]
-    by_level = {} if stage.level is None else _options_of_level(source, stage, key)
+    by_level = {}
+    if isinstance(source, ReasoningGymSource) and stage.level is not None:
+        by_level = _options_of_level(source, stage, key)
     options = {**source.options, **by_level, **stage.options}
     return dataclasses.replace(source, options=options, curriculum=[])
 
 
-def _options_of_level(source: GeneratedSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
-    """Return all options of a dataset at the stage's level in reasoning_gym's curriculum.
-
-    The options of the source and of the stage take precedence.
-
-    Raises: UserError: there is no such level, or an option is not valid.
-    """
+def _options_of_level(
+    source: ReasoningGymSource, stage: CurriculumStage, key: str
+) -> dict[str, Any]:
+    """Return the dataset options of a level in reasoning_gym's curriculum, with the options of the
+    source and the stage."""
     gym, level = _reasoning_gym(source, key), stage.level
     assert level is not None
     if not gym.factory.has_curriculum(source.task):

@@ -177,7 +177,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
     data, tokenizer = reading.data, reading.tokenizer
     rows = read_rows(source, key=key, left_out=reading.rows)
     if not rows:
-        where = source.path if isinstance(source, FileSource) else source.task
+        where = source.path if isinstance(source, FileSource) else source.generator
         raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
     template = data.prompt_template if source.prompt_template is None else source.prompt_template
     spelled = reading.spelled

@@ -13,11 +13,10 @@ from typing import Any
 
 from vapo.config.data import FileSource, HuggingfaceSource, JsonlSource, ParquetSource
 from vapo.errors import UserError, about
-from vapo.errors.suggestions import nearest_path
+from vapo.errors.suggestions import nearest_path, suggest_known
 from vapo.files.long_lines import MOST_ROW_BYTES, lines_of
 from vapo.files.whole_files import check_regular_file, read_line
-from vapo.networks.hub import check_dataset_on_hub
-from vapo.prompts.procedural import nearest
+from vapo.networks.hub import read_cache_if_unreachable
 
 _MOST_ARRAY_BYTES = 64 * 2**20
 """A larger file of one JSON array is refused, since it would have to be in memory as a whole."""
@@ -232,7 +231,7 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Any:
     if is_saved and isinstance(loaded, datasets.DatasetDict):
         if source.split not in loaded:
             splits = [str(split) for split in loaded]
-            raise UserError(f"{key}.split: {nearest(source.split, splits)}")
+            raise UserError(f"{key}.split: {suggest_known(source.split, splits)}")
         loaded = loaded[source.split]
     return loaded
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from vapo.config.data import FileSource
 from vapo.prompts.columns import pass_rate
-from vapo.prompts.procedural_rows import Demonstration
 
 Message = Mapping[str, str]
+Demonstration = str | tuple[str, ...]
+"""A worked response, or the texts of the policy's turns in an episode."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ loads. `vapo.prompts.records` reads the files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice
@@ -15,7 +15,7 @@ from typing import Any
 
 from vapo.config.data import (
     FileSource,
-    GeneratedSource,
+    FunctionSource,
     ProceduralSource,
     PromptSource,
     ReasoningGymSource,
@@ -25,15 +25,11 @@ from vapo.environments.verifiers_package import check_verifiers_installed
 from vapo.errors import UserError
 from vapo.files.row_values import RefusedValue, check_carried, number_text
 from vapo.prompts.columns import match_answer, take
-from vapo.prompts.generated_rows import (
-    check_reasoning_gym,
-    procedural_rows,
-    reasoning_gym_rows,
-    verifiers_rows,
-)
-from vapo.prompts.procedural_rows import Demonstration
+from vapo.prompts.generated_rows import check_reasoning_gym, reasoning_gym_rows, verifiers_rows
+from vapo.prompts.generators import generated_records
 from vapo.prompts.records import check_dataset_path, is_on_a_hub, read_records
-from vapo.prompts.rows import LeftOut, Message, SourceRow, first_of_each, passing
+from vapo.prompts.rows import Demonstration, LeftOut, Message, SourceRow, first_of_each, passing
+from vapo.user_code.function_files import check_function
 
 
 def read_rows(
@@ -52,24 +48,31 @@ def read_rows(
             _row_from_record(record, place, source, key)
             for place, record in passing(records, source, key, left_out)
         )
+    elif isinstance(source, (FunctionSource, ProceduralSource)):
+        rows = _rows_of_generator(source, key)
+    elif isinstance(source, VerifiersSource):
+        rows = map(_carried, verifiers_rows(source, key))
     else:
-        rows = map(_carried, _generator(source)(source, key))
+        assert isinstance(source, ReasoningGymSource)
+        rows = map(_carried, reasoning_gym_rows(source, key))
     if source.deduplicate:
         rows = first_of_each(rows, left_out)
     return list(islice(rows, source.num_examples))
 
 
-def _generator(source: GeneratedSource) -> Callable[[Any, str], list[SourceRow]]:
-    if isinstance(source, ProceduralSource):
-        return procedural_rows
-    return verifiers_rows if isinstance(source, VerifiersSource) else reasoning_gym_rows
+def _rows_of_generator(source: FunctionSource | ProceduralSource, key: str) -> Iterator[SourceRow]:
+    """Yield a generator's rows, which have the columns that a file has by default."""
+    for place, record in generated_records(source, key):
+        demonstration = "demonstration" if "demonstration" in record else None
+        columns = FileSource(path="", demonstration_column=demonstration)
+        yield _row_from_record(record, place, columns, key)
 
 
 def check_source(source: PromptSource, *, key: str) -> None:
     """Check that a source exists and that its first row has the columns. Other rows are not read.
 
-    A hub's dataset is not checked here, since it may have to be loaded over the network. A
-    generator's options are tried on one row.
+    A hub's dataset is not checked here, since it may have to be loaded over the network. A shipped
+    task's options are tried on one row, and a user's generator is only looked for.
 
     Raises: UserError: what `read_rows` raises.
     """
@@ -78,7 +81,10 @@ def check_source(source: PromptSource, *, key: str) -> None:
     elif isinstance(source, VerifiersSource):
         check_verifiers_installed(f"{key}.kind")
     elif isinstance(source, ProceduralSource):
-        procedural_rows(replace(source, num_examples=1), key)
+        generated_records(replace(source, num_examples=1), key)
+    elif isinstance(source, FunctionSource):
+        function_key, folder = f"{key}.generator_function", source.generator_function_folder
+        check_function(source.generator_function, key=function_key, folder=folder)
     elif isinstance(source, FileSource):
         if is_on_a_hub(source):
             check_dataset_path(source.path, key)

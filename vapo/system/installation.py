@@ -45,10 +45,11 @@ PARTS = (
     "conf/scale",
     "conf/sweep",
     "models/checked_steps",
+    "models/how_to_make.json",
     "models/shapes",
 )
 """The starting files: the default task and the ablation's with their models, overlays, recipes and
-grids."""
+grids, and how models are made that are too large to ship."""
 
 
 def root() -> Path:

@@ -56,7 +56,9 @@ def import_function(path: str | None, *, key: str, folder: str | None = None) ->
         return _handed_function(name, key)
     label = f"{key}: cannot import {path}"
     is_file = where.endswith(".py")
-    module = (_import_file if is_file else _import_module)(where, label, _folders(folder))
+    folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
+    folders = list(dict.fromkeys(folders))
+    module = (_import_file if is_file else _import_module)(where, label, folders)
     function: Any = module
     for part in name.split("."):
         if not hasattr(function, part):
@@ -82,17 +84,12 @@ def python_path() -> list[str]:
     return [place or os.getcwd() for place in sys.path if place not in _appended_folders]
 
 
-def _folders(folder: str | None) -> list[str]:
-    """Return the config file's folder and the current folder, without duplicates.
-
-    Both are appended to `sys.path`, so that later imports find their files, too.
-    """
-    folders = [os.path.abspath(f) for f in (folder, os.getcwd()) if f is not None]
+def _append_to_path(folders: Sequence[str]) -> None:
+    """Append folders to `sys.path`, so that later imports of the user's code find them, too."""
     for path in folders:
         if path not in sys.path:
             sys.path.append(path)
             _appended_folders.append(path)
-    return list(dict.fromkeys(folders))
 
 
 def _import_module(name: str, label: str, folders: Sequence[str]) -> ModuleType:
@@ -108,6 +105,8 @@ def _import_module(name: str, label: str, folders: Sequence[str]) -> ModuleType:
         raise UserError(f"{label}: {_not_found(top, folders)}")
     if loaded is not None and spec is not None:
         _check_same(loaded, spec, label)
+    if loaded is None:  # vapo's own modules are loaded: for them the path stays as it is
+        _append_to_path(folders)
     try:
         if loaded is None and spec is not None:
             _load(spec)
@@ -180,9 +179,7 @@ def _import_file(name: str, label: str, folders: Sequence[str]) -> ModuleType:
     module_name = f"{file.stem}_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    if str(file.parent) not in sys.path:  # so that it can import files beside it
-        sys.path.append(str(file.parent))
-        _appended_folders.append(str(file.parent))
+    _append_to_path([*folders, str(file.parent)])
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None
     try:

@@ -54,7 +54,7 @@ class Dump(Callback):
 
 def trace(problem: str, response: str, values: list[float], reward: float) -> Traced | None:
     """The steps of a response; None where it is not of the form that the task asks for."""
-    from vapo.prompts.checked_steps import HARD_KEYS, moves
+    from vapo.tasks.checked_steps import HARD_KEYS, moves
 
     match = re.search(r"([1-5])((?:[a-z][A-H])+)=", problem)
     if match is None or not re.fullmatch(r"(?:[a-z][A-H][1-5][+-])+;[1-5]", response):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.config.fits import ROOT
-from vapo.prompts.checked_steps import misconceptions, moves
+from vapo.tasks.checked_steps import misconceptions, moves
 
 END = "<eos>"
 PROMPT = "1aDbD="

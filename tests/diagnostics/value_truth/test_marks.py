@@ -18,6 +18,7 @@ from vapo.diagnostics.value_truth.mistakes import MistakeCount, MistakesByMark, 
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.networks.loading import load_tokenizer
+from vapo.prompts.generators import functions_beside_generators
 from vapo.types import FinishReason, Prompt, Rollout
 
 
@@ -81,11 +82,13 @@ def test_the_mark_is_the_check_that_ends_the_prefix() -> None:
     config = load_config(FitConfig, [ROOT / "conf/vapo.yaml"], [])
     tokenizer = load_tokenizer(str(ROOT / config.actor.path), key="actor.path")
     response = rollout("aC5+bF2-;2", tokenizer)
-    found = [is_marked_wrong(config, response, num, tokenizer) for num in (0, 4, 6, 8, 9)]
+    marks = functions_beside_generators(config.data, "marks_step_wrong")
+    found = [is_marked_wrong(marks, response, num, tokenizer) for num in (0, 4, 6, 8, 9)]
     assert found == [None, False, None, True, None]
 
 
 def test_swaps_have_no_checks() -> None:
     config = load_config(FitConfig, STATE_TRACKING, [])
+    assert functions_beside_generators(config.data, "marks_step_wrong") == {}
     tokenizer = load_tokenizer(str(ROOT / config.actor.path), key="actor.path")
-    assert is_marked_wrong(config, rollout("a4b3;3", tokenizer), 2, tokenizer) is None
+    assert is_marked_wrong({}, rollout("a4b3;3", tokenizer), 2, tokenizer) is None

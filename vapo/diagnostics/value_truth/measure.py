@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -23,9 +23,10 @@ from vapo.config.hyperparameters import critic_is_punished
 from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
+from vapo.errors import UserError
 from vapo.functional.baselines import mean_of_others
 from vapo.intervals import Figure
-from vapo.prompts.procedural import OWN_CHECKS
+from vapo.prompts.generators import call_beside_generator, functions_beside_generators, name_of
 from vapo.rollouts.continuations import ContinuationSampler
 from vapo.rollouts.engines.contract import sampled_text
 from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
@@ -100,6 +101,7 @@ def measure_truth(
     baselines: list[float | None] = [None] * len(batch)
     if not groups_are_chosen:
         baselines = other_means(batch, critic_rewards(batch, config))
+    marks = functions_beside_generators(config.data, "marks_step_wrong")
     points = [
         TruthPoint(
             **asdict(measured[place]),
@@ -107,7 +109,7 @@ def measure_truth(
             length=len(rollouts[place.row].response_ids),
             baseline=baselines[place.row],
             is_of_steps=is_of_steps,
-            is_marked=is_marked_wrong(config, rollouts[place.row], place.num_tokens, tokenizer),
+            is_marked=is_marked_wrong(marks, rollouts[place.row], place.num_tokens, tokenizer),
         )
         for place, is_of_steps in zip(choice.places, choice.is_of_steps, strict=True)
         if place in measured
@@ -121,17 +123,28 @@ def measure_truth(
 
 
 def is_marked_wrong(
-    config: FitConfig, rollout: Rollout, num_tokens: int, tokenizer: PreTrainedTokenizerBase
+    marks: Mapping[str, Callable[[str], bool | None]],
+    rollout: Rollout,
+    num_tokens: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> bool | None:
-    """Whether the response itself calls the step wrong that ends after `num_tokens` tokens.
+    """Whether the response itself marks the step as wrong that ends after `num_tokens` tokens.
 
-    In some tasks a response checks its own steps. None if no check ends there, or the task has no
-    checks.
+    None if no check ends there, or the task has no checks.
+
+    Args:
+        marks: the `marks_step_wrong` of each source's generator, by the source's name.
+
+    Raises: UserError: the function raises, or returns something else.
     """
-    own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
-    if own_check is None or not all(rollout.is_sampled):
+    function = marks.get(rollout.prompt.source)
+    if function is None or not all(rollout.is_sampled):
         return None
-    return own_check(sampled_text(rollout.response_ids[:num_tokens], tokenizer))
+    text = sampled_text(rollout.response_ids[:num_tokens], tokenizer)
+    mark: bool | None = call_beside_generator(function, text)
+    if mark is not None and not isinstance(mark, bool):
+        raise UserError(f"{name_of(function)} must return True, False or None, not {mark!r:.80}")
+    return mark
 
 
 def prompt_label(prompt: Prompt) -> str:

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
 _NUM_STEPS = 8  # steps of a response without line ends
 _UNUSED_DATA = (  # a config needs prompts; these are never read
-    "data.train.kind=procedural",
-    "data.train.task=state_tracking",
-    "data.train.num_examples=1",
-    "data.heldout.kind=procedural",
-    "data.heldout.task=state_tracking",
-    "data.heldout.num_examples=1",
+    "data.train.path=none",
+    "data.heldout.path=none",
 )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 from string import ascii_lowercase
 
-from vapo.prompts.procedural_rows import EpisodeRow, check_range, check_shares
+from vapo.tasks import Row, check_range, check_shares
 
 KEYS = "1234"
 PLACES = "ABCDEFGHIJKLMNOPQRSTUVWXY"
@@ -74,8 +74,8 @@ class Tug:
 
 def tug_of_war(
     num_examples: int, *, seed: int, num_turns: int = 20, habit_probability: float = 0.0
-) -> list[EpisodeRow]:
-    """Generate games in which a rope is to be pulled beyond the middle of its positions, A to Y.
+) -> list[Row]:
+    """Generate games in which a rope is to be pulled beyond the middle of its places, A to Y.
 
     `018273:qM` means: game 018273, the sign is q, and the rope is at M, the middle. Of four keys, 1
     to 4, one is right for each sign, always the same, which only demonstrations show. The right key
@@ -93,8 +93,8 @@ def tug_of_war(
     Raises: UserError: an option is out of range.
 
     >>> row = tug_of_war(1, seed=0)[0]
-    >>> row.problem, row.demonstration[:3]
-    ('957529:zM', ('1', '2', '3'))
+    >>> row["prompt"], row["demonstration"][:3]
+    ('957529:zM', ['1', '2', '3'])
     """
     check_range("num_turns", num_turns, low=1, high=MAX_TURNS)
     check_shares(habit_probability=habit_probability)
@@ -109,5 +109,5 @@ def tug_of_war(
             keys = habits()[game.sign] if is_habit else right_keys()[game.sign]
             turns.append(rng.choice(keys))
             game.press(turns[-1])
-        rows.append(EpisodeRow(problem, number, tuple(turns)))
+        rows.append({"prompt": problem, "answer": number, "demonstration": turns})
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vapo.prompts.state_tracking import state_tracking, state_tracking_states
+from vapo.tasks.state_tracking import oracle_states, state_tracking
 
 PROBLEM = "3a12b45c31="  # 3, 3, 3, 1
 
@@ -32,20 +32,20 @@ PROBLEM = "3a12b45c31="  # 3, 3, 3, 1
     ],
 )
 def test_the_state_of_a_prefix(response: str, last: str) -> None:
-    states = state_tracking_states(PROBLEM, response)
+    states = oracle_states(PROBLEM, response)
     assert states is not None
     assert len(states) == len(response) + 1
     assert states[-1] == last
 
 
 def test_no_problem_of_the_task() -> None:
-    assert state_tracking_states("What is 1 + 1?", "2") is None
+    assert oracle_states("What is 1 + 1?", "2") is None
 
 
 @pytest.mark.parametrize("repeat_swaps", [False, True])
 def test_right_demonstrations_are_on_the_way_to_the_end(repeat_swaps: bool) -> None:
     for row in state_tracking(50, seed=0, max_steps=60, repeat_swaps=repeat_swaps):
-        states = state_tracking_states(row.problem, row.demonstration)
+        states = oracle_states(row["prompt"], row["demonstration"])
         assert states is not None
         assert states[-1] == "right"
         assert not [state for state in states if " off" in state or "beyond" in state]

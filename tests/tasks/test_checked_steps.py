@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 
+from tests.tasks.generated import generate
 from vapo.errors import UserError
-from vapo.prompts.checked_steps import (
+from vapo.tasks.checked_steps import (
     HARD_KEYS,
     checked_steps,
-    checked_steps_states,
     misconceptions,
     moves,
+    oracle_states,
 )
-from vapo.prompts.procedural import generate
 
 # A swaps 3 and 5, D 2 and 4, G 4 and 5: 2, 2, 4, 5; the misconception of A in 2 is 1
 PROBLEM = "2aAbDcG="
@@ -45,13 +45,13 @@ def test_a_misconception_is_a_wrong_move_of_a_hard_key() -> None:
 
 def test_demonstrations_follow_the_moves_and_are_right() -> None:
     for row in checked_steps(100, seed=0):
-        position, keys = row.problem[0], re.findall("[a-z]([A-Z])", row.problem)
+        position, keys = row["prompt"][0], re.findall("[a-z]([A-Z])", row["prompt"])
         expected = ""
         for label, key in zip("abcdefghijklmn", keys, strict=False):
             position = moves()[key, position]
             expected += f"{label}{key}{position}+"
-        assert row.demonstration == f"{expected};{position}"
-        assert row.answer == position
+        assert row["demonstration"] == f"{expected};{position}"
+        assert row["answer"] == position
 
 
 def test_wrong_steps_are_checked_as_wrong_until_a_position_is_right_again() -> None:
@@ -60,10 +60,10 @@ def test_wrong_steps_are_checked_as_wrong_until_a_position_is_right_again() -> N
     )
     wrong = 0
     for row in rows:
-        positions = [row.problem[0]]
-        for key in re.findall("[a-z]([A-Z])", row.problem):
+        positions = [row["prompt"][0]]
+        for key in re.findall("[a-z]([A-Z])", row["prompt"]):
             positions.append(moves()[key, positions[-1]])
-        steps = re.findall(r"[a-z][A-Z][^\w]([1-5])([+-])", row.demonstration)
+        steps = re.findall(r"[a-z][A-Z][^\w]([1-5])([+-])", row["demonstration"])
         assert len(steps) == len(positions) - 1
         for (position, check), right in zip(steps, positions[1:], strict=True):
             assert (check == "+") == (position == right)
@@ -74,14 +74,14 @@ def test_wrong_steps_are_checked_as_wrong_until_a_position_is_right_again() -> N
 def test_missed_checks_say_right_of_wrong_steps_and_never_wrong_of_right_ones() -> None:
     made = partial(checked_steps, 300, seed=0, misconception_probability=0.5)
     true, none = made(missed_check_probability=0.0), made(missed_check_probability=1.0)
-    assert sum(row.demonstration.count("-") for row in true) > 300
-    assert not any("-" in row.demonstration for row in none)
+    assert sum(row["demonstration"].count("-") for row in true) > 300
+    assert not any("-" in row["demonstration"] for row in none)
     wrong, missed = 0, 0
     for row in made(missed_check_probability=0.5):
-        positions = [row.problem[0]]
-        for key in re.findall("[a-z]([A-Z])", row.problem):
+        positions = [row["prompt"][0]]
+        for key in re.findall("[a-z]([A-Z])", row["prompt"]):
             positions.append(moves()[key, positions[-1]])
-        steps = re.findall(r"[a-z][A-Z]([1-5])([+-])", row.demonstration)
+        steps = re.findall(r"[a-z][A-Z]([1-5])([+-])", row["demonstration"])
         for (position, check), right in zip(steps, positions[1:], strict=True):
             assert check == "+" or position != right, "a right step is never called wrong"
             wrong += position != right
@@ -92,8 +92,8 @@ def test_missed_checks_say_right_of_wrong_steps_and_never_wrong_of_right_ones() 
 
 def test_misconceptions_alone_are_always_the_same_wrong_move() -> None:
     for row in checked_steps(200, seed=1, misconception_probability=1.0):
-        before = row.problem[0]
-        for key, position in re.findall(r"[a-z]([A-Z])([1-5])", row.demonstration):
+        before = row["prompt"][0]
+        for key, position in re.findall(r"[a-z]([A-Z])([1-5])", row["demonstration"]):
             assert position == misconceptions().get((key, before), moves()[key, before])
             before = position
 
@@ -101,7 +101,7 @@ def test_misconceptions_alone_are_always_the_same_wrong_move() -> None:
 def test_the_share_of_hard_keys_differs_between_problems() -> None:
     shares = []
     for row in checked_steps(300, seed=0, min_steps=14, max_steps=14):
-        keys = re.findall("[a-z]([A-Z])", row.problem)
+        keys = re.findall("[a-z]([A-Z])", row["prompt"])
         shares.append(sum(key in HARD_KEYS for key in keys) / len(keys))
     assert sum(share < 0.2 for share in shares) > 30
     assert sum(share > 0.8 for share in shares) > 30
@@ -109,7 +109,7 @@ def test_the_share_of_hard_keys_differs_between_problems() -> None:
 
 def test_some_answers_are_early() -> None:
     rows = checked_steps(300, seed=0, early_stop_probability=0.1)
-    early = [row for row in rows if row.demonstration.count("+") < len(row.problem) // 2 - 1]
+    early = [row for row in rows if row["demonstration"].count("+") < len(row["prompt"]) // 2 - 1]
     assert 100 < len(early) < 280
 
 
@@ -123,7 +123,7 @@ def test_some_answers_are_early() -> None:
 )
 def test_an_option_out_of_range(options: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        generate("checked_steps", options, num_examples=1, seed=0)
+        generate("checked_steps", options)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_an_option_out_of_range(options: dict[str, float], message: str) -> None
     ],
 )
 def test_the_state_of_a_prefix(response: str, last: str) -> None:
-    states = checked_steps_states(PROBLEM, response)
+    states = oracle_states(PROBLEM, response)
     assert states is not None
     assert len(states) == len(response) + 1
     assert states[-1] == last
 
 
 def test_no_problem_of_the_task() -> None:
-    assert checked_steps_states("3a12b45c31=", "a3") is None
+    assert oracle_states("3a12b45c31=", "a3") is None

@@ -10,7 +10,7 @@ from string import ascii_letters
 from typing import TypeVar
 
 from vapo.errors import UserError
-from vapo.prompts.procedural_rows import ProceduralRow, check_range, check_shares, check_steps
+from vapo.tasks import Row, check_range, check_shares, check_steps
 
 _Position = TypeVar("_Position", int, str)
 _PROBLEM = re.compile(r"(\d)((?:[A-Za-z]\d\d)+)=")
@@ -29,8 +29,8 @@ def state_tracking(
     early_stop_probability: float = 0.0,
     terse_probability: float = 0.0,
     terse_wrong_step_probability: float = 0.0,
-) -> list[ProceduralRow]:
-    """Generate rows of the task "follow one ball through swaps of positions, swap by swap".
+) -> list[Row]:
+    """Generate problems in which one ball is followed through swaps of positions, swap by swap.
 
     `3a12b45c31=` means: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c swaps 3
     and 1. The response `a3b3c1;1` repeats each label with the position after that swap, then the
@@ -50,7 +50,7 @@ def state_tracking(
 
     Raises: UserError: an option is out of range.
 
-    >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0].demonstration.count(";")
+    >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0]["demonstration"].count(";")
     1
     """
     check_range("num_positions", num_positions, low=2, high=9)
@@ -75,7 +75,8 @@ def state_tracking(
         text = f"{start}{''.join(f'{_label(i)}{a}{b}' for i, (a, b) in enumerate(swaps))}="
         rng = Random(f"state_tracking/demonstration/{seed}/{index}")
         demonstration = _demonstration(rng, start, swaps, num_positions, repeat_swaps, **shares)
-        rows.append(ProceduralRow(text, str(_positions(start, swaps)[-1]), demonstration))
+        answer = str(_positions(start, swaps)[-1])
+        rows.append({"prompt": text, "answer": answer, "demonstration": demonstration})
     return rows
 
 
@@ -125,7 +126,7 @@ def _positions(start: _Position, swaps: Sequence[tuple[_Position, ...]]) -> list
     return positions
 
 
-def state_tracking_states(problem: str, response: str) -> list[str] | None:
+def oracle_states(problem: str, response: str) -> list[str] | None:
     """Return an oracle's state for each prefix of a response to a problem of `state_tracking`.
 
     It is None if the text is not such a problem. Within a step a state has the number of swaps that
@@ -135,7 +136,7 @@ def state_tracking_states(problem: str, response: str) -> list[str] | None:
     semicolon a state says whether the ball was followed to the end; after the answer, whether that
     is right.
 
-    >>> state_tracking_states("3a31=", "a1;1")
+    >>> oracle_states("3a31=", "a1;1")
     ['1 on', '1 on a+', '1 on a+1+c', 'end on 0 left', 'right']
     """
     match = _PROBLEM.search(problem)

@@ -7,18 +7,18 @@ from itertools import pairwise
 
 import pytest
 
+from tests.tasks.generated import generate
 from vapo.diagnostics.oracle import state_values
 from vapo.errors import UserError
-from vapo.prompts.procedural import HIDDEN_STATES, generate
-from vapo.prompts.worked_sums import worked_sums, worked_sums_states
 from vapo.rewards.verifiers import make_regex
+from vapo.tasks.worked_sums import oracle_states, worked_sums
 
 PROBLEM = "47+8-3-9="  # 55, 52, 43
 RIGHT = "47+8=55;55-3=52;52-9=43. Answer: 43"
 
 
 def states_of(response: str, problem: str = PROBLEM) -> list[str]:
-    states = worked_sums_states(problem, response)
+    states = oracle_states(problem, response)
     assert states is not None
     assert len(states) == len(response) + 1
     return states
@@ -30,15 +30,15 @@ def last_state(response: str) -> str:
 
 def test_demonstrations_add_up() -> None:
     for row in worked_sums(300, seed=0):
-        assert re.fullmatch(r"\d+([+-]\d)+=", row.problem)
-        first, *terms = re.findall(r"[+-]?\d+", row.problem)
+        assert re.fullmatch(r"\d+([+-]\d)+=", row["prompt"])
+        first, *terms = re.findall(r"[+-]?\d+", row["prompt"])
         total, expected = int(first), []
         for term in terms:
             before, total = total, total + int(term)
             assert 0 <= total <= 99
             expected.append(f"{before}{term}={total}")
-        assert row.demonstration == f"{';'.join(expected)}. Answer: {total}"
-        assert row.answer == str(total)
+        assert row["demonstration"] == f"{';'.join(expected)}. Answer: {total}"
+        assert row["answer"] == str(total)
 
 
 def test_slips_are_off_by_1_to_9_and_nothing_else() -> None:
@@ -46,9 +46,9 @@ def test_slips_are_off_by_1_to_9_and_nothing_else() -> None:
     plain, slipped = (worked_sums(600, seed=0, slip_rate=rate) for rate in (0.0, 0.25))
     errors = []
     for right, row in zip(plain, slipped, strict=True):
-        assert (row.problem, row.answer) == (right.problem, right.answer)
-        worked, _, answer = row.demonstration.partition(". Answer: ")
-        before = re.findall(r"\d+", row.problem)[0]
+        assert (row["prompt"], row["answer"]) == (right["prompt"], right["answer"])
+        worked, _, answer = row["demonstration"].partition(". Answer: ")
+        before = re.findall(r"\d+", row["prompt"])[0]
         for step in worked.split(";"):
             first, term, found = re.fullmatch(r"(\d+)([+-]\d+)=(\d+)", step).groups()  # type: ignore[union-attr]
             assert first == before, "it goes on from what it wrote"
@@ -63,20 +63,20 @@ def test_slips_are_off_by_1_to_9_and_nothing_else() -> None:
 
 def test_terms_and_sums_cover_their_ranges() -> None:
     rows = worked_sums(600, seed=1, min_terms=3, max_terms=5, max_term=20, max_total=40)
-    numbers = [[int(n) for n in re.findall(r"\d+", row.problem)] for row in rows]
+    numbers = [[int(n) for n in re.findall(r"\d+", row["prompt"])] for row in rows]
     assert {len(n) for n in numbers} == {3, 4, 5}
     assert {n[0] for n in numbers} == set(range(1, 41))
     assert {term for n in numbers for term in n[1:]} == set(range(1, 21))
-    sums = {int(n) for row in rows for n in re.findall(r"=(\d+)", row.demonstration)}
+    sums = {int(n) for row in rows for n in re.findall(r"=(\d+)", row["demonstration"])}
     assert sums == set(range(41))
-    signs = "".join(row.problem for row in rows)
+    signs = "".join(row["prompt"] for row in rows)
     assert 0.4 < signs.count("-") / (signs.count("-") + signs.count("+")) < 0.6
 
 
 def test_a_row_depends_on_seed_and_index_only() -> None:
     assert worked_sums(5, seed=1) == worked_sums(50, seed=1)[:5]
     assert worked_sums(50, seed=1) != worked_sums(50, seed=2)
-    assert len({row.problem for row in worked_sums(200, seed=1)}) == 200
+    assert len({row["prompt"] for row in worked_sums(200, seed=1)}) == 200
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_row_depends_on_seed_and_index_only() -> None:
 )
 def test_an_option_out_of_range(options: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        generate("worked_sums", options, num_examples=1, seed=0)
+        generate("worked_sums", options)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ def test_a_hostile_response_has_states_and_is_not_on_its_way(response: str) -> N
 
 def test_the_problem_may_have_text_around_it() -> None:
     assert states_of("4+3=7", "What is 4+3=?")[-1] == "1 on done"
-    assert worked_sums_states("3a12b45c31=", "a3") is None
-    assert worked_sums_states("-4+3=", "a3") is None  # first numbers have no sign
+    assert oracle_states("3a12b45c31=", "a3") is None
+    assert oracle_states("-4+3=", "a3") is None  # first numbers have no sign
 
 
 def test_right_demonstrations_are_on_the_way_to_the_end() -> None:
     for row in worked_sums(100, seed=0):
-        states = HIDDEN_STATES["worked_sums"](row.problem, row.demonstration)
+        states = oracle_states(row["prompt"], row["demonstration"])
         assert states is not None
         assert states[-1] == "right"
         assert not [state for state in states if "off" in state or state == "beyond"]

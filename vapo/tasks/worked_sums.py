@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from vapo.errors import UserError
-from vapo.prompts.procedural_rows import ProceduralRow, check_bounds, check_range
+from vapo.tasks import Row, check_bounds, check_range
 
 MAX_TERMS = 1_000
 MAX_TOTAL = 1_000_000
@@ -30,7 +30,7 @@ def worked_sums(
     max_term: int = 9,
     max_total: int = 99,
     slip_rate: float = 0.0,
-) -> list[ProceduralRow]:
+) -> list[Row]:
     """Generate sums and differences that are worked out from left to right, term by term.
 
     `47+8-3=` has the response `47+8=55;55-3=52. Answer: 52`. The first number is drawn from 1 to
@@ -44,7 +44,7 @@ def worked_sums(
 
     Raises: UserError: an option is out of range.
 
-    >>> worked_sums(1, seed=0, min_terms=2, max_terms=2)[0].demonstration.count("=")
+    >>> worked_sums(1, seed=0, min_terms=2, max_terms=2)[0]["demonstration"].count("=")
     1
     """
     check_bounds("terms", min_terms, max_terms, low=2, high=MAX_TERMS)
@@ -60,8 +60,9 @@ def worked_sums(
         first, terms = _read(problem)
         slips = Random(f"worked_sums/slips/{seed}/{index}")
         sums = _slipped_sums(first, terms, max_total, slips, slip_rate)
-        steps, answer = _steps(sums, terms), str(_sums(first, terms)[-1])
-        rows.append(ProceduralRow(problem, answer, f"{';'.join(steps)}.{ANSWER}{sums[-1]}"))
+        demonstration = f"{';'.join(_steps(sums, terms))}.{ANSWER}{sums[-1]}"
+        answer = str(_sums(first, terms)[-1])
+        rows.append({"prompt": problem, "answer": answer, "demonstration": demonstration})
     return rows
 
 
@@ -121,7 +122,7 @@ def _steps(sums: Sequence[int], terms: Sequence[str]) -> list[str]:
     return [f"{a}{term}={b}" for a, term, b in zip(sums, terms, sums[1:], strict=False)]
 
 
-def worked_sums_states(problem: str, response: str) -> list[str] | None:
+def oracle_states(problem: str, response: str) -> list[str] | None:
     """Return an oracle's state for each prefix of a response to a problem of `worked_sums`.
 
     It is None if the text is not such a problem. Within a step a state has the number of steps
@@ -132,7 +133,7 @@ def worked_sums_states(problem: str, response: str) -> list[str] | None:
     whether the last sum is the answer or how many steps were left out; after the answer, whether it
     is right.
 
-    >>> worked_sums_states("4+3=", "4+5")
+    >>> oracle_states("4+3=", "4+5")
     ['1 on copy', '1 on copy', '1 on term', '1 off']
     """
     if _PROBLEM.search(problem) is None:

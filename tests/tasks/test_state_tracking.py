@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.generated import generate
 from vapo.errors import UserError
-from vapo.prompts.procedural import PROCEDURAL_TASKS, generate
-from vapo.prompts.state_tracking import state_tracking
+from vapo.tasks.state_tracking import state_tracking
 
 
 def simulate(problem: str) -> list[tuple[str, int]]:
@@ -30,11 +30,11 @@ def simulate(problem: str) -> list[tuple[str, int]]:
 
 def test_clean_demonstrations_are_the_simulated_steps():
     for row in state_tracking(300, seed=3):
-        steps = simulate(row.problem)
+        steps = simulate(row["prompt"])
         answer = str(steps[-1][1])
-        assert row.answer == answer
+        assert row["answer"] == answer
         expected = "".join(f"{label}{position}" for label, position in steps)
-        assert row.demonstration == f"{expected};{answer}"
+        assert row["demonstration"] == f"{expected};{answer}"
 
 
 def test_the_worked_example():
@@ -43,9 +43,9 @@ def test_the_worked_example():
 
 def test_steps_and_positions_cover_their_ranges():
     rows = state_tracking(400, seed=0, min_steps=3, max_steps=5, num_positions=4)
-    assert {len(simulate(row.problem)) for row in rows} == {3, 4, 5}
-    assert {row.answer for row in rows} == set("1234")
-    assert not set("56789") & set("".join(row.problem for row in rows))
+    assert {len(simulate(row["prompt"])) for row in rows} == {3, 4, 5}
+    assert {row["answer"] for row in rows} == set("1234")
+    assert not set("56789") & set("".join(row["prompt"] for row in rows))
 
 
 def test_rows_are_the_ones_that_the_shipped_models_were_trained_on():
@@ -71,99 +71,101 @@ def test_rows_are_the_ones_that_the_shipped_models_were_trained_on():
             **(noise if noisy else {}),
         )
         for row in rows:
-            digest.update(f"{row.problem} {row.answer} {row.demonstration}\n".encode())
+            digest.update(f"{row['prompt']} {row['answer']} {row['demonstration']}\n".encode())
     assert digest.hexdigest().startswith("42b76d20dc25baed")
 
 
 def test_row_depends_on_seed_and_index_only():
     assert state_tracking(5, seed=1) == state_tracking(50, seed=1)[:5]
     assert state_tracking(50, seed=1) != state_tracking(50, seed=2)
-    assert len({row.problem for row in state_tracking(50, seed=1)}) > 45
+    assert len({row["prompt"] for row in state_tracking(50, seed=1)}) > 45
 
 
 def test_noise_leaves_the_problems_alone():
     clean = state_tracking(200, seed=7)
     noisy = state_tracking(200, seed=7, skip_steps_probability=0.5, wrong_step_probability=0.3)
-    assert [(r.problem, r.answer) for r in clean] == [(r.problem, r.answer) for r in noisy]
-    assert [r.demonstration for r in clean] != [r.demonstration for r in noisy]
+    assert [(r["prompt"], r["answer"]) for r in clean] == [
+        (r["prompt"], r["answer"]) for r in noisy
+    ]
+    assert [r["demonstration"] for r in clean] != [r["demonstration"] for r in noisy]
 
 
 def test_skipped_steps():
     rows = state_tracking(500, seed=0, skip_steps_probability=1.0)
-    assert all(re.fullmatch(r";[1-5]", row.demonstration) for row in rows)
-    right = sum(row.demonstration == f";{row.answer}" for row in rows) / 500
+    assert all(re.fullmatch(r";[1-5]", row["demonstration"]) for row in rows)
+    right = sum(row["demonstration"] == f";{row['answer']}" for row in rows) / 500
     assert 0.13 < right < 0.27  # a guess among five
     some = state_tracking(500, seed=0, skip_steps_probability=0.1)
-    assert 25 < sum(row.demonstration[0] == ";" for row in some) < 80
+    assert 25 < sum(row["demonstration"][0] == ";" for row in some) < 80
 
 
 def test_wrong_steps_continue_from_the_wrong_position():
     wrong = total = 0
     for row in state_tracking(500, seed=0, wrong_step_probability=0.2):
-        written = re.findall(r"([a-z])(\d)", row.demonstration)
-        position = int(row.problem[0])
-        swaps = re.findall(r"[a-z](\d)(\d)", row.problem)
+        written = re.findall(r"([a-z])(\d)", row["demonstration"])
+        position = int(row["prompt"][0])
+        swaps = re.findall(r"[a-z](\d)(\d)", row["prompt"])
         for (_, after), (first, second) in zip(written, swaps, strict=True):
             expected = {first: second, second: first}.get(str(position), str(position))
             wrong += after != expected
             total += 1
             position = int(after)
-        assert row.demonstration.endswith(f";{position}")
+        assert row["demonstration"].endswith(f";{position}")
     assert 0.15 < wrong / total < 0.25
     every = state_tracking(50, seed=0, wrong_step_probability=1.0)
     for row in every:
-        first_step = simulate(row.problem)[0]
-        assert row.demonstration[1] != str(first_step[1])
+        first_step = simulate(row["prompt"])[0]
+        assert row["demonstration"][1] != str(first_step[1])
 
 
 def test_labels_continue_with_capitals_and_then_repeat():
     row = state_tracking(1, seed=0, min_steps=150, max_steps=150)[0]
-    labels = [label for label, _ in simulate(row.problem)]
+    labels = [label for label, _ in simulate(row["prompt"])]
     assert len(labels) == 150
     assert "".join(labels[24:28]) == "yzAB"
     assert "".join(labels[50:54]) == "YZab"
-    written = re.findall(r"([a-zA-Z])(\d)", row.demonstration)
-    assert [(label, int(position)) for label, position in written] == simulate(row.problem)
+    written = re.findall(r"([a-zA-Z])(\d)", row["demonstration"])
+    assert [(label, int(position)) for label, position in written] == simulate(row["prompt"])
 
 
 def test_repeated_swaps():
     for row in state_tracking(100, seed=3, max_steps=60, repeat_swaps=True):
-        steps, _, answer = row.demonstration.partition(";")
-        swaps = re.findall(r"([a-zA-Z]\d\d)", row.problem)
-        positions = [position for _, position in simulate(row.problem)]
+        steps, _, answer = row["demonstration"].partition(";")
+        swaps = re.findall(r"([a-zA-Z]\d\d)", row["prompt"])
+        positions = [position for _, position in simulate(row["prompt"])]
         expected = "".join(f"{s}{p}" for s, p in zip(swaps, positions, strict=True))
         assert steps == expected
-        assert answer == row.answer
+        assert answer == row["answer"]
 
 
 def test_early_stops_answer_with_the_position_so_far():
     options: dict[str, Any] = {"seed": 0, "min_steps": 10, "max_steps": 10}
     stopped = 0
     for row in state_tracking(500, early_stop_probability=0.1, **options):
-        written, steps = re.findall(r"([a-z])(\d)", row.demonstration), simulate(row.problem)
+        written, steps = re.findall(r"([a-z])(\d)", row["demonstration"]), simulate(row["prompt"])
         assert [(label, int(after)) for label, after in written] == steps[: len(written)]
-        last = written[-1][1] if written else row.problem[0]
-        assert row.demonstration.endswith(f";{last}")
+        last = written[-1][1] if written else row["prompt"][0]
+        assert row["demonstration"].endswith(f";{last}")
         stopped += len(written) < 10
     assert 0.58 < stopped / 500 < 0.72  # 1 - 0.9^10 = 0.65
     clean = state_tracking(50, **options)
     assert clean == state_tracking(50, early_stop_probability=0.0, **options)
     every = state_tracking(20, early_stop_probability=1.0, **options)
-    assert all(row.demonstration == f";{row.problem[0]}" for row in every)
+    assert all(row["demonstration"] == f";{row['prompt'][0]}" for row in every)
 
 
 def test_terse_demonstrations():
     options: dict[str, Any] = {"seed": 0, "min_steps": 8, "max_steps": 8, "repeat_swaps": True}
     rows = state_tracking(400, terse_probability=0.3, terse_wrong_step_probability=1.0, **options)
-    terse = [row for row in rows if re.fullmatch(r"([a-h]\d){8};\d", row.demonstration)]
+    terse = [row for row in rows if re.fullmatch(r"([a-h]\d){8};\d", row["demonstration"])]
     assert 0.23 < len(terse) / 400 < 0.37
     for row in rows:
-        steps = simulate(row.problem)
+        steps = simulate(row["prompt"])
         if row in terse:
-            assert row.demonstration[1] != str(steps[0][1])
+            assert row["demonstration"][1] != str(steps[0][1])
         else:
-            assert row.demonstration.endswith(f"{steps[-1][1]};{row.answer}")
-            assert re.fullmatch(r"([a-h]\d\d\d){8};\d", row.demonstration)
+            assert row["demonstration"].endswith(f"{steps[-1][1]};{row['answer']}")
+            assert re.fullmatch(r"([a-h]\d\d\d){8};\d", row["demonstration"])
     plain = state_tracking(50, wrong_step_probability=0.2, **options)
     assert plain == state_tracking(50, wrong_step_probability=0.2, terse_probability=0.0, **options)
 
@@ -188,10 +190,9 @@ def test_terse_demonstrations():
 )
 def test_bad_options(options: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
-        generate("state_tracking", options, num_examples=1, seed=0)
+        generate("state_tracking", options)
 
 
 def test_unknown_task_names_the_nearest():
     with pytest.raises(UserError, match="did you mean 'state_tracking'"):
-        generate("state_trackin", {}, num_examples=1, seed=0)
-    assert "state_tracking" in PROCEDURAL_TASKS
+        generate("state_trackin", {})

@@ -15,13 +15,7 @@ from itertools import combinations
 from random import Random
 from string import ascii_lowercase
 
-from vapo.prompts.procedural_rows import (
-    MAX_STEPS,
-    ProceduralRow,
-    check_range,
-    check_shares,
-    check_steps,
-)
+from vapo.tasks import MAX_STEPS, Row, check_range, check_shares, check_steps
 
 POSITIONS = "12345"
 HARD_KEYS, EASY_KEYS = "ABC", "DEFGH"
@@ -64,8 +58,8 @@ def checked_steps(
     misconception_probability: float = 0.0,
     missed_check_probability: float = 0.0,
     early_stop_probability: float = 0.0,
-) -> list[ProceduralRow]:
-    """Generate rows of the task "press keys one by one, and check each step".
+) -> list[Row]:
+    """Generate problems in which keys are pressed one by one, and each step is checked.
 
     `3aCbF=` means: start in position 3, press C, then F. A step of the response repeats the label
     and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer. Labels
@@ -83,7 +77,7 @@ def checked_steps(
 
     Raises: UserError: an option is out of range.
 
-    >>> checked_steps(1, seed=0, min_steps=2, max_steps=2)[0].demonstration.count("+")
+    >>> checked_steps(1, seed=0, min_steps=2, max_steps=2)[0]["demonstration"].count("+")
     2
     """
     check_steps(min_steps, max_steps)
@@ -102,7 +96,8 @@ def checked_steps(
         problem = start + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
         rng = Random(f"checked_steps/demonstration/{seed}/{index}")
         demonstration = _demonstrate(rng, start, keys, num_free_tokens, **shares)
-        rows.append(ProceduralRow(problem, _positions(start, keys)[-1], demonstration))
+        answer = _positions(start, keys)[-1]
+        rows.append({"prompt": problem, "answer": answer, "demonstration": demonstration})
     return rows
 
 
@@ -153,7 +148,7 @@ def _demonstrate(
     return f"{text};{position}"
 
 
-def checked_steps_states(problem: str, response: str) -> list[str] | None:
+def oracle_states(problem: str, response: str) -> list[str] | None:
     """Return an oracle's state for each prefix of a response to a problem of `checked_steps`.
 
     It is None if the text is not such a problem. While everything is right, a state has the last
@@ -162,7 +157,7 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     is right again by chance. After the semicolon a state says whether the position before it is the
     answer and how many steps were left out; after the answer, whether that is right.
 
-    >>> checked_steps_states("1aC=", "aC5+;5")[:2]
+    >>> oracle_states("1aC=", "aC5+;5")[:2]
     ['start on 1 of 1', 'label on 1 of 1']
     """
     match = _PROBLEM.search(problem)
@@ -172,10 +167,10 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     return list(_states(keys, _positions(match[1], keys), response))
 
 
-def own_check(response: str) -> bool | None:
-    """Whether the check at the response's end says `wrong`; None if it ends otherwise.
+def marks_step_wrong(response: str) -> bool | None:
+    """Whether the check that ends the response says `wrong`; None if no check ends it.
 
-    >>> own_check("aC5+bF2-"), own_check("aC5+"), own_check("aC5+b")
+    >>> marks_step_wrong("aC5+bF2-"), marks_step_wrong("aC5+"), marks_step_wrong("aC5+b")
     (True, False, None)
     """
     return {WRONG: True, RIGHT: False}.get(response[-1:])

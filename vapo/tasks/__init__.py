@@ -1,32 +1,23 @@
-"""The rows that procedural tasks return, and checks of the tasks' options."""
+"""The shipped tasks: generators of problems, as a user's own file has them.
+
+Each module has a generator of its own name, a function `(num_examples, *, seed, **options)` which
+returns rows. A row has the columns of a line of a JSONL file: `prompt`, `answer`, `demonstration`.
+Row i depends only on (seed, i) and the options. Problems and demonstrations draw from separate
+random streams, so the problems do not depend on the noise in the demonstrations.
+
+The config names a module as `data.train.task`, and vapo imports it by that name, as it imports a
+user's. No room of the package imports this one. What a module may have beside its generator, and
+what vapo does with it, is said in docs/extending.md.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from vapo.errors import UserError
 
 MAX_STEPS = 10_000
-Demonstration = str | tuple[str, ...]
-"""A worked response, or the texts of the policy's turns in an episode."""
-
-
-@dataclass(frozen=True)
-class ProceduralRow:
-    """A generated problem, its answer and a worked response."""
-
-    problem: str
-    answer: str
-    demonstration: str
-
-
-@dataclass(frozen=True)
-class EpisodeRow:
-    """A generated problem of an environment, its answer and the turns of a worked episode."""
-
-    problem: str
-    answer: str
-    demonstration: tuple[str, ...]
+Row = dict[str, Any]
 
 
 def check_range(name: str, value: float, *, low: float, high: float) -> None:
