@@ -10,6 +10,7 @@ import pytest
 
 from tests.config.fits import ROOT
 from tests.networks.chat_tokenizers import chat_tokenizer, ids_of, text_of
+from vapo.commands.file_checks import check_sources
 from vapo.config import FitConfig
 from vapo.config.data import FunctionSource, sources_of
 from vapo.config.loading import load_config
@@ -17,7 +18,7 @@ from vapo.diagnostics.oracle import oracle_of
 from vapo.diagnostics.value_truth.measure import is_marked_wrong
 from vapo.errors import UserError
 from vapo.prompts.generators import functions_beside_generators
-from vapo.prompts.sources import check_source, read_rows
+from vapo.prompts.sources import read_rows
 from vapo.types import FinishReason, Prompt, Rollout
 from vapo.user_code import user_functions
 
@@ -107,9 +108,9 @@ def test_arguments_that_it_does_not_take_are_named(tmp_path: Path) -> None:
 
 
 def test_the_check_before_torch_reads_its_file_and_runs_nothing(tmp_path: Path) -> None:
-    check_source(train(config_of(tmp_path, "1 / 0\n" + SUMS)), key="data.train")
+    check_sources(config_of(tmp_path, "1 / 0\n" + SUMS))
     with pytest.raises(UserError, match=r"generator_function: .* has no sums; did you mean sum\?"):
-        check_source(train(config_of(tmp_path, "def sum(): ...")), key="data.train")
+        check_sources(config_of(tmp_path, "def sum(): ..."))
 
 
 def rollout(problem: str, response: str, source: str = "") -> Rollout:

@@ -14,6 +14,7 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
 from vapo.config.data import sources_of, verifier_blocks
 from vapo.config.engines import VllmEngine
 from vapo.config.environments import VerifiersEnvironment
+from vapo.config.functions import named_functions
 from vapo.config.rewards import PythonVerifier, RewardModelVerifier
 from vapo.environments.verifiers_package import check_verifiers_installed
 from vapo.errors import about
@@ -82,24 +83,16 @@ def check_critic_folders(config: FitConfig) -> None:
 
 
 def check_functions(config: Config) -> None:
-    """Check that verifiers exist, and the user's own estimator, value head and environment."""
+    """Check that the verifiers exist, and each function of the user's that the config names."""
+    for key, path, folder in named_functions(config):
+        check_function(path, key=key, folder=folder)
     for key, block in verifier_blocks(config):
-        if isinstance(block, PythonVerifier):
-            function, folder = block.function, block.function_folder
-            check_function(function, key=f"{key}.function", folder=folder)
-        elif isinstance(block, RewardModelVerifier):
+        if isinstance(block, RewardModelVerifier):
             with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
-        else:
+        elif not isinstance(block, PythonVerifier):
             check_package(block.verifier, f"{key}.verifier")
-    if not isinstance(config, FitConfig):
-        return
-    for key in ("algorithm.estimator_function", "critic.head_function", "environment.function"):
-        block, _, name = key.partition(".")
-        options = vars(getattr(config, block))  # not every kind of block has one
-        if (path := options.get(name)) is not None:
-            check_function(path, key=key, folder=options[f"{name}_folder"])
-    if isinstance(config.environment, VerifiersEnvironment):
+    if isinstance(config, FitConfig) and isinstance(config.environment, VerifiersEnvironment):
         check_verifiers_installed("environment.kind")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,18 @@ from vapo.config.trees import Tree, at
 from vapo.config.written import flatten
 
 
-def functions_are_import_paths(config: Any) -> Problems:
-    """Yield a problem for each key whose path of a function has a wrong form; import nothing."""
+def named_functions(config: Any) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each key that names a function, with the function's path and its folder."""
     values = flatten(config)
     for key, path in values.items():
-        is_function = key.endswith("function") and f"{key}_folder" in values
-        if not is_function or not isinstance(path, str):
-            continue
+        if key.endswith("function") and f"{key}_folder" in values and isinstance(path, str):
+            folder = values[f"{key}_folder"]
+            yield key, path, None if folder is None else str(folder)
+
+
+def functions_are_import_paths(config: Any) -> Problems:
+    """Yield a problem for each key whose path of a function has a wrong form; import nothing."""
+    for key, path, _ in named_functions(config):
         if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+|__handed__:[\w.()=,+-]+", path):
             yield Problem(f"{key} {path!r} {_misfit(path)}", (key,))
 
@@ -87,7 +93,4 @@ def names_a_notebooks_function(config: Any) -> bool:
     `__handed__:name`).
     """
     in_hand = ("__main__:", "__handed__:")
-    return any(
-        key.endswith("function") and isinstance(value, str) and value.startswith(in_hand)
-        for key, value in flatten(config).items()
-    )
+    return any(path.startswith(in_hand) for _, path, _ in named_functions(config))

@@ -16,7 +16,7 @@ from vapo.errors import UserError, about
 from vapo.errors.suggestions import nearest_path, suggest_known
 from vapo.files.long_lines import MOST_ROW_BYTES, lines_of
 from vapo.files.whole_files import check_regular_file, read_line
-from vapo.networks.hub import read_cache_if_unreachable
+from vapo.networks.hub import check_dataset_on_hub
 
 _MOST_ARRAY_BYTES = 64 * 2**20
 """A larger file of one JSON array is refused, since it would have to be in memory as a whole."""

@@ -29,7 +29,6 @@ from vapo.prompts.generated_rows import check_reasoning_gym, reasoning_gym_rows,
 from vapo.prompts.generators import generated_records
 from vapo.prompts.records import check_dataset_path, is_on_a_hub, read_records
 from vapo.prompts.rows import Demonstration, LeftOut, Message, SourceRow, first_of_each, passing
-from vapo.user_code.function_files import check_function
 
 
 def read_rows(
@@ -72,7 +71,7 @@ def check_source(source: PromptSource, *, key: str) -> None:
     """Check that a source exists and that its first row has the columns. Other rows are not read.
 
     A hub's dataset is not checked here, since it may have to be loaded over the network. A shipped
-    task's options are tried on one row, and a user's generator is only looked for.
+    task's options are tried on one row; a user's generator is not called.
 
     Raises: UserError: what `read_rows` raises.
     """
@@ -82,9 +81,6 @@ def check_source(source: PromptSource, *, key: str) -> None:
         check_verifiers_installed(f"{key}.kind")
     elif isinstance(source, ProceduralSource):
         generated_records(replace(source, num_examples=1), key)
-    elif isinstance(source, FunctionSource):
-        function_key, folder = f"{key}.generator_function", source.generator_function_folder
-        check_function(source.generator_function, key=function_key, folder=folder)
     elif isinstance(source, FileSource):
         if is_on_a_hub(source):
             check_dataset_path(source.path, key)
