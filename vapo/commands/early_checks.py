@@ -11,12 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vapo.commands.estimate_checks import (
-    check_gpu_memory,
-    model_config_folder,
-    only_config_needed,
-    simulated_config,
-)
+from vapo.commands.estimate_checks import check_estimation
 from vapo.commands.file_checks import (
     DATA_KEY,
     check_critic_folders,
@@ -36,7 +31,6 @@ from vapo.config.overrides import override_of
 from vapo.config.unread_changes import check_changes_are_read, check_rows_are_read
 from vapo.errors import StoppedRun, UserError, about
 from vapo.errors.redactor import hide, redacted
-from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.networks.written_folders import check_new_folder
 from vapo.runs.resuming import check_resumable, readable_checkpoint
@@ -181,23 +175,6 @@ def _gates(config: FitConfig, options: Options) -> None:
     check_learning_rates(config)
 
 
-def _estimate(config: FitConfig, options: Options) -> None:
-    if config.critic.head_function is not None:
-        raise UserError(
-            "vapo estimate does not count a value head of your own: set critic.head_function=null"
-        )
-    rates = options["sustained_tflops"], options["interconnect_gb_s"]
-    simulated_config(config, options["simulate_ranks"], *rates)
-    check_gpu_memory(config, options["gpu_memory_gib"])
-    if options["model_config"] is not None:
-        model_config_folder(options["model_config"])
-        return
-    with only_config_needed():
-        folder_with_config(config.actor.path)
-        if config.algorithm.has_critic:
-            folder_with_config(critic_path(config))
-
-
 def _serve(config: FitConfig, options: Options) -> None:
     with about("actor.path"):
         folder_with_config(config.actor.path)
@@ -276,7 +253,7 @@ _CHECKS: dict[str, Callable[[Any, Options], None]] = {
     "filter": _filter,
     "rollouts": _rollouts,
     "gates": _gates,
-    "estimate": _estimate,
+    "estimate": check_estimation,
     "serve": _serve,
     "sft": _supervised,
     "reward-model": _supervised,

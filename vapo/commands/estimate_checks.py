@@ -1,16 +1,37 @@
-"""What `vapo estimate` can simulate, and what it needs of a model. Imports no torch."""
+"""What `vapo estimate` refuses, simulates and needs of a model. Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.validation import first_problem
 from vapo.errors import UserError
+from vapo.networks.critic_folders import critic_path
+from vapo.networks.model_folders import folder_with_config
+
+
+def check_estimation(config: FitConfig, options: Mapping[str, Any]) -> None:
+    """Check the options and the models. Raises: UserError: the estimate cannot be made of them."""
+    if config.critic.head_function is not None:
+        raise UserError(
+            "vapo estimate does not count a value head of your own: set critic.head_function=null"
+        )
+    rates = options["sustained_tflops"], options["interconnect_gb_s"]
+    simulated_config(config, options["simulate_ranks"], *rates)
+    check_gpu_memory(config, options["gpu_memory_gib"])
+    if options["model_config"] is not None:
+        model_config_folder(options["model_config"])
+        return
+    with only_config_needed():
+        folder_with_config(config.actor.path)
+        if config.algorithm.has_critic:
+            folder_with_config(critic_path(config))
 
 
 def simulated_config(
