@@ -182,7 +182,7 @@ def test_the_rewards_keys_say_nothing_of_an_environments(tmp_path: Path) -> None
 
 def test_no_episode_is_made_to_answer_in_its_middle(tmp_path: Path) -> None:
     config = fit_config(tmp_path, *EPISODES)
-    with pytest.raises(UserError, match=r"^data.train"):  # it gets as far as the files
+    with pytest.raises(UserError, match=r"^actor.path"):  # it gets as far as the folders
         check_early("gates", config, {"answer_now": None})
     with pytest.raises(UserError, match=r"--answer_now ';' .* leave it out"):
         check_early("gates", config, {"answer_now": ";"})

@@ -198,7 +198,7 @@ def test_a_failing_row_is_reported_and_the_others_run(
         run=vapo,
     )
     assert done.returncode == 2
-    assert "    | vapo: actor.path: nowhere: cannot load" in done.stdout
+    assert "vapo: actor.path: nowhere: there is no such folder here" in done.stdout + done.stderr
     assert "broken/0 not started: its value pretraining failed" in done.stdout
     assert "whole/0 finished" in done.stdout
     assert "| whole | 1 |" in done.stdout

@@ -161,7 +161,7 @@ def test_of_large_checkpoints_one_is_kept_unless_the_config_says_more(
 
 
 MIB = 2**20
-ROLLOUTS = 324  # MiB, of an iteration: 8192 * (512 + 40 * 1024) bytes
+ROLLOUTS = 164  # MiB, of an iteration: 8192 * (512 + 20 * 1024) bytes
 CRITIC = "1.0 MiB for the critic after value pretraining"
 IN_FOREGROUND = {"in_background": False, "every_n_iterations": 1}
 
@@ -172,14 +172,14 @@ IN_FOREGROUND = {"in_background": False, "every_n_iterations": 1}
         (
             IN_FOREGROUND | {"keep": 2},
             "16.0 MiB for 4 checkpoints (newest 2, best, the one being written), "
-            f"324.0 MiB for 8192 rollouts of 1024 tokens, {CRITIC}",
+            f"164.0 MiB for 8192 rollouts of 1024 tokens, {CRITIC}",
             4 * 4 + ROLLOUTS + 1,
             "checkpoints.keep=1, or checkpoints.keep_rollouts=false, or ",
         ),
         (
             {"in_background": True, "keep": 1, "every_n_iterations": 2},
             "12.0 MiB for 3 checkpoints (newest 1, best, the one being written), "
-            f"972.0 MiB for 24576 rollouts of 1024 tokens, {CRITIC}",
+            f"492.0 MiB for 24576 rollouts of 1024 tokens, {CRITIC}",
             3 * 4 + 3 * ROLLOUTS + 1,
             "checkpoints.every_n_iterations=1, or checkpoints.keep_rollouts=false, or ",
         ),
@@ -232,11 +232,11 @@ def test_what_a_resumed_run_has_written_needs_no_more_room(
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "of_any_iteration").write_bytes(bytes(24 * MIB))
     monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 4 * MIB)
-    disk = SimpleNamespace(free=(3 * 4 + 300 + 1) * MIB)  # three checkpoints are still to come
+    disk = SimpleNamespace(free=(3 * 4 + 140 + 1) * MIB)  # three checkpoints are still to come
     monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
     Iterations(tmp_path, monkeypatch, in_background=False, every_n_iterations=1, keep=2)
     disk.free -= 1
-    with pytest.raises(InterruptedRunError, match=r"12\.0 MiB for 3 .*, 300\.0 MiB for 8192 roll"):
+    with pytest.raises(InterruptedRunError, match=r"12\.0 MiB for 3 .*, 140\.0 MiB for 8192 roll"):
         Iterations(tmp_path, monkeypatch, in_background=False, every_n_iterations=1, keep=2)
 
 

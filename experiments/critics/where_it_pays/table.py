@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from run import BY_LENGTH, GROUP_SIZES, ITERATIONS, LAMBDA_1, RESULTS, SCORED, SIZES, TRUSTED, VAPO
+from run import (
+    BATCH_MEAN,
+    BY_LENGTH,
+    GROUP_SIZES,
+    ITERATIONS,
+    LAMBDA_1,
+    RESULTS,
+    SCORED,
+    SIZES,
+    TRUSTED,
+    VAPO,
+)
 
 from vapo.intervals import interval_text, t_half_width, t_quantile
 from vapo.sweep.report.tables import markdown_table
@@ -68,11 +79,15 @@ def fresh(run: Run) -> tuple[float, np.ndarray | None]:
 
 
 def differences(
-    runs: Sequence[Run], system: str, score: Any = held_out, other: Any = None
+    runs: Sequence[Run],
+    system: str,
+    score: Any = held_out,
+    other: Any = None,
+    reference: str = LAMBDA_1,
 ) -> dict[tuple[int, int], Difference]:
-    """By steps and group size, the system less the loss without a critic at lambda 1.
+    """By steps and group size, the system less the reference, the loss without a critic.
 
-    `score` gives a run's score and its prompts'; `other` is the one of the loss without a critic.
+    `score` gives a run's score and its prompts'; `other` is the one of the reference.
     """
     by_key = {(r["size"], r["group_size"], r["system"], r["seed"]): r for r in runs}
     seeds = sorted({r["seed"] for r in runs})
@@ -81,7 +96,7 @@ def differences(
     for size, group in ((size, group) for size in SIZES for group in GROUP_SIZES):
         for seed in seeds:
             system_score = by_key.get((size, group, system, seed))
-            reference_score = by_key.get((size, group, LAMBDA_1, seed))
+            reference_score = by_key.get((size, group, reference, seed))
             if system_score is None or reference_score is None:
                 continue
             (a, of_a), (b, of_b) = score(system_score), (other or score)(reference_score)
@@ -240,11 +255,33 @@ def across(runs: Sequence[Run]) -> str:
     return markdown_table(["group", *systems], rows, align="rl") + "\n"
 
 
+def beside_batch_mean(runs: Sequence[Run]) -> str:
+    """Markdown: groups of two, the baselines without a critic and the systems with one.
+
+    All seeds; the last row is the mean over the sizes, with its interval over seeds.
+    """
+    columns = {
+        "batch's mean less group's other": differences(runs, BATCH_MEAN),
+        "VAPO less batch's mean": differences(runs, VAPO, reference=BATCH_MEAN),
+        "trusted less batch's mean": differences(runs, TRUSTED, reference=BATCH_MEAN),
+        "the last, fresh": differences(runs, TRUSTED, fresh, reference=BATCH_MEAN),
+    }
+    rows = [(str(size), [(size, 2)]) for size in SIZES]
+    rows.append(("mean", [(size, 2) for size in SIZES]))
+    lines = [
+        [name, *(shown_mean(mean_over(column, cells)) for column in columns.values())]
+        for name, cells in rows
+    ]
+    return markdown_table(["steps", *columns], lines, align="rl") + "\n"
+
+
 def report(runs: Sequence[Run]) -> str:
-    """The map, its means, and the cells that were run again."""
+    """The map, its means, the cells that were run again, and the control of groups of two."""
     first = [run for run in runs if run["seed"] in MAP_SEEDS]
     second = [run for run in runs if run["seed"] not in MAP_SEEDS]
     parts = [table(first), pooled(first), across(first), *([again(runs, second)] if second else [])]
+    if any(run["system"] == BATCH_MEAN for run in runs):
+        parts.append(beside_batch_mean(runs))
     return "\n".join(parts)
 
 

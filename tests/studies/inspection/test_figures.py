@@ -145,14 +145,17 @@ def test_a_token_that_was_not_sampled_brings_no_noise() -> None:
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ((0.3, 0.49), "this critic can help against the mean of the other responses, and was"),
+        ((0.3, 0.49), "can (0.50 in groups of 2): this critic may help"),
         ((0.91, 1.3), "this critic cannot help against the mean of the other responses: leave it"),
         ((0.4, 0.6), "not clear whether this critic can help"),
         ((-math.inf, math.inf), "not clear whether this critic can help"),
     ],
 )
 def test_a_line_says_whether_a_critic_can_help(limits: tuple[float, float], said: str) -> None:
-    assert _forecast(Figure(0.5, *limits)).startswith(said)
+    assert said in _forecast(Figure(0.5, *limits), group_size=2)
+    if said.startswith("can"):  # a larger group has a better mean
+        assert "not clear" not in _forecast(Figure(0.5, *limits), group_size=8)
+        assert "not clear" in _forecast(Figure(0.5, *limits), group_size=1.4)
 
 
 def test_length_is_told_by_other_groups() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vapo.studies.inspection.truth import MeasuredTruth
     from vapo.studies.inspection.truth_request import TruthRequest
 
-_HELPS_BELOW, _HELPLESS_ABOVE = 0.5, 0.9
+_HELPLESS_ABOVE = 0.9
 """Below the first a critic was worth 5 to 7 points, and above the second none was ahead
 (docs/where_a_critic_pays.md, "A forecast from one batch")."""
 _MARKS = {"wrong": "WRONG", "note": "note", "good": "good"}
@@ -148,7 +148,8 @@ class Inspection:
             )
             facts["explained variance"] = f"{quote(findings.critic.explained)}{with_values}"
             if not (ratio := findings.critic.gradient_noise_ratio).is_unknown:
-                facts["gradient noise ratio"] = f"{quote(ratio)}: {_forecast(ratio)}"
+                forecast = _forecast(ratio, group_size=max(sums.num / groups.num_groups, 2.0))
+                facts["gradient noise ratio"] = f"{quote(ratio)}: {forecast}"
         if self.critic is not None:
             facts["critic"] = self.critic
         if self.policy is not None:
@@ -156,16 +157,23 @@ class Inspection:
         return facts
 
 
-def _forecast(ratio: Figure) -> str:
-    """Say whether a critic can help the policy, by its noise in the gradient (docs/inspect.md)."""
+def _forecast(ratio: Figure, *, group_size: float) -> str:
+    """Say whether a critic can help the policy, by its noise in the gradient (docs/inspect.md).
+
+    A critic that knows no more than the mean reward of all responses comes to 1 - 1 / group_size.
+    """
+    batch_mean = 1 - 1 / group_size
     against = "against the mean of the other responses"
-    if ratio.high < _HELPS_BELOW:
-        return f"this critic can help {against}, and was ahead at such figures"
+    if ratio.high < batch_mean:
+        return (
+            f"less noise than the mean of the other responses brings, and than that of all "
+            f"responses can ({batch_mean:.2f} in groups of {group_size:.3g}): this critic may help"
+        )
     if ratio.low > _HELPLESS_ABOVE:
         return f"this critic cannot help {against}: leave it out"
     return (
-        f"not clear whether this critic can help {against} (it can below {_HELPS_BELOW:g}, and "
-        f"cannot above {_HELPLESS_ABOVE:g})"
+        f"not clear whether this critic can help {against} (it may below {batch_mean:.2f}, which "
+        f"the mean of all responses can reach, and cannot above {_HELPLESS_ABOVE:g})"
     )
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _NUM_STEPS = 8  # steps of a response without line ends
 _UNUSED_DATA = (  # a config needs prompts; these are never read
-    "data.train.path=none",
-    "data.heldout.path=none",
+    "data.train.path=unused",
+    "data.heldout.path=unused",
 )
 
 
