@@ -307,7 +307,11 @@ def _source(path: str, key: str, overrides: Sequence[str]) -> FileSource:
 
 
 def _partial_training(base: Path, values: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Return a text for each network that is trained in part or is smaller than the model."""
+    """Return a text if the actor trains low-rank adapters only, and one if the critic is smaller.
+
+    The critic is smaller if `critic.layers` limits it to the model's first layers. The config that
+    is read is `base` with `values` and then `overrides` applied.
+    """
     config = load_config(FitConfig, [base], [*as_overrides(values), *overrides])
     parts = []
     if config.actor.lora is not None:

@@ -19,9 +19,12 @@ _FITS = {
 
 
 def probe_notes(config: FitConfig) -> Iterator[str]:
-    """Yield notes for the user on learning rates that the critic ignores and on doubtful critics.
+    """Yield notes for the user on learning rates that the critic ignores and on its start weights.
 
-    A critic's folder is doubtful if it was trained on another actor, or does not say on which.
+    A probe or adapters fit only the actor on which they were trained. So each folder of weights
+    that `critic.init` names gets a note if it was trained on another actor than `actor.path`, or
+    does not say on which. A critic that is a whole network gets only the notes of `ridge_notes`,
+    and a run without a critic gets none.
     """
     kind = config.critic.kind
     if not config.algorithm.has_critic:

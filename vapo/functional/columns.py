@@ -53,9 +53,12 @@ def bad_inputs(
     """Return by name, for each float column that training reads, a mask of the rows in which the
     column has a number that is not finite.
 
+    In a column for tokens, only the tokens in `response_mask` count. `turn_rewards` and
+    `unshaped_rewards` have no mask, because `rewards` contains them.
+
     Args:
-        reads_entropies: whether the estimator reads entropies. If not, they are only for a value
-            page, which must not change the training.
+        reads_entropies: whether the advantage estimator reads `old_entropy`. If not, that column
+            has no mask, because it then does not change the training.
     """
     bad_rows: dict[str, Tensor] = {}
     for name, value in float_columns(batch).items():

@@ -11,8 +11,9 @@ PAD, EOS = "<pad>", "<|endoftext|>"
 
 
 def make_tokenizer(alphabet: str) -> Qwen2Tokenizer:
-    """Make a Qwen2 tokenizer whose tokens are the single characters of an alphabet.
+    """Make a Qwen2 tokenizer with a token for each character of an alphabet.
 
+    It has two more tokens, for padding and for the end of a text. It drops all other characters.
     Transformers loads every tokenizer of a Qwen2 model as one of this class.
 
     Raises: UserError: a character occurs twice.

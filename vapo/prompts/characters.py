@@ -37,10 +37,11 @@ class LostCharacters:
 def lost_characters(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> LostCharacters | None:
-    """Return the characters of the prompts that the tokenizer drops, or None if it drops none.
+    """Return the characters that the tokenizer drops from the prompts, and in how many prompts.
 
-    A normalized character, such as an ellipsis that becomes three dots, is not dropped. Spaces may
-    be dropped. A special token that a chat template writes is one token, whatever its characters.
+    The result is None if it drops none. A character is dropped if its tokens decode to nothing. One
+    that is normalized, such as an ellipsis that becomes three dots, is not dropped. Whitespace, and
+    the characters in a special token's text, such as `<|im_end|>`, are not checked.
 
     Raises: UserError: every prompt has a dropped character.
     """

@@ -145,9 +145,12 @@ def _operation_bits(operator: ast.operator, left_bits: float, right_bits: float)
     return max(left_bits, right_bits) + 1
 
 
-def power_bits(base: float, exponent: float) -> float:
-    """Return an upper bound on the bits of base ** exponent, from the bits of base and exponent."""
-    return base * 2.0 ** min(exponent, 64.0)
+def power_bits(base_bits: float, exponent_bits: float) -> float:
+    """Return an upper bound on the bits of a power, from bounds on those of base and exponent.
+
+    An exponent of more than 64 bits counts as one of 64, whose power has far more than `MAX_BITS`.
+    """
+    return base_bits * 2.0 ** min(exponent_bits, 64.0)
 
 
 # ---- the audit hook -----------------------------------------------------------------------

@@ -63,7 +63,8 @@ def count_votes(
 def _by_text(group: Sequence[Rollout]) -> list[int | None]:
     """Return for each response the index of the group's first with the same extracted text.
 
-    The index is None for a response without an extracted answer or with a failure.
+    The index is None for a response without an extracted answer or with a failure. A text of
+    `MAX_EXTRACTED_CHARS` characters may have been cut, so its response gets its own index.
     """
     firsts: dict[str, int] = {}
     votes: list[int | None] = []

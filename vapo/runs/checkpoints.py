@@ -209,9 +209,16 @@ def check_count(saved_count: int, config: FitConfig, *, name: str) -> None:
 def check_saved_head(
     saved_options: Mapping[str, Any] | None, config: FitConfig, *, name: str
 ) -> None:
-    """Check that a checkpoint's value head computes the same function as the config's.
+    """Check that a checkpoint's value head has the form that the config describes.
 
-    Raises: UserError: the heads differ; it names both.
+    The form is the kind of head and its options, what it reads, and what it predicts. Its weights
+    are not compared, nor whether it has a bias.
+
+    Args:
+        saved_options: the fields of `ValueHead` that the checkpoint has; None for a scalar head.
+        name: the checkpoint, for the error.
+
+    Raises: UserError: the forms differ; it says which keys to set.
     """
     saved_head, run_head = (
         ValueHead(**(saved_options or {})),

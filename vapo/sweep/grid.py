@@ -311,5 +311,5 @@ def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a value as a grid file or an override would have it."""
+    """Return a value as text: a string unchanged, anything else as JSON, such as `true`."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -116,13 +116,16 @@ def _bytes(function: Callable[..., Any], name: str, key: str) -> bytes:
 def function_of(
     path: str | None, function_bytes: bytes | None, *, key: str, folder: str | None
 ) -> Callable[..., Any]:
-    """Return the function in `function_bytes`, which the parent sent, else import `path`.
+    """Return the function that the parent process sent as bytes, or import it from `path`.
 
     Args:
-        function_bytes: the result of `bytes_of` in the parent.
+        path: the function as the config names it, such as `package.module:function`.
+        function_bytes: what `bytes_of` returned in the parent process; None imports `path`.
+        key: the config key that names the function, for errors.
+        folder: the config file's folder, which is searched before the current folder.
 
-    Raises: UserError: what `import_function` raises, or something that the function uses cannot be
-        imported.
+    Raises: UserError: the function is not found, cannot be imported, or is not a function; or the
+        bytes cannot be unpickled, as when something that the function uses is missing here.
     """
     if function_bytes is None:
         return import_function(path, key=key, folder=folder)

@@ -107,7 +107,14 @@ class Host:
         return is_open
 
     def _handle_order(self) -> bool:
-        """Read one order and carry it out. Return False if the channel is closed."""
+        """Read one order of the trainer from the channel and carry it out.
+
+        An order starts a process, ends or kills one, or asks whether the host still answers. A
+        process that was told to end keeps its kill time, even if it is then ordered to be killed.
+        An order on a process that has ended does nothing.
+
+        Returns: False if the channel is closed.
+        """
         message, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE.size, 1)
         if len(message) != MESSAGE.size:
             return False

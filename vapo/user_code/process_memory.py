@@ -28,9 +28,12 @@ _ARGUMENTS, _VARIABLES = 48, 50
 
 
 def overwrite_secrets() -> None:
-    """Overwrite this process's secrets in the memory that /proc shows. It acts on Linux only.
+    """Overwrite secrets in the memory of this process that /proc shows. It acts on Linux only.
 
-    A second call does nothing. Other threads must not change variables meanwhile.
+    These are the values of secret environment variables (`is_secret_variable`), and the parts of
+    the command line that look like a password or token. Python's copies, such as `os.environ`, keep
+    them. A second call changes nothing. Other threads must not change environment variables
+    meanwhile.
     """
     if sys.platform != "linux":
         return

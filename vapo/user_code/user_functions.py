@@ -272,7 +272,12 @@ def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **k
 
 
 def raised_in(function: Callable[..., Any], error: Exception) -> str:
-    """Return a text on what a user's function raised, with the last line of its file."""
+    """Return a text on what a user's function raised: the error's type and message.
+
+    If the traceback passes through the file that defines the function, the text ends with the file
+    and the innermost line there, as in ` (score.py:12)`. An object that can be called and a
+    built-in function have no such file.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     file = function.__code__.co_filename if isinstance(function, FunctionType) else None
     line = next((f.lineno for f in reversed(frames) if f.filename == file), None)

@@ -54,12 +54,16 @@ def choose_places(
     *,
     seed: int,
 ) -> Choice:
-    """Choose the states to measure: all steps of some responses, and single prefixes of others.
+    """Choose the states from which responses are sampled anew, to measure the states' true values.
 
-    The responses are of as many prompts as possible, and the prefixes are spread over all
-    positions. If the cost (`expected_tokens`) exceeds `settings.max_tokens`, both are cut in
-    proportion. At least one response remains, or one prefix if no responses are asked for. Episodes
-    are continued from the beginnings of turns only.
+    A state is a prompt with the first tokens of its response. `settings.num_responses` responses,
+    of as many prompts as possible, are measured where each of their steps begins. The others are
+    measured at `settings.num_prefixes` single states, spread over all positions. In an episode of
+    an environment, only the beginnings of turns are chosen.
+
+    If `expected_tokens` exceeds `settings.max_tokens`, both are cut in proportion. At least one
+    response remains, or one single state if no responses are asked for. Responses whose environment
+    failed are left out, and the choice is empty if there are no others.
     """
     order = [row for row in spread_over_prompts(rollouts, seed) if not rollouts[row].is_lost]
     if not order:

@@ -111,7 +111,14 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Gate:
-    """A verdict on one component: whether the setting can show its effect, and the reasons."""
+    """A verdict of `vapo gates`: whether runs of its config can show the effect of one component.
+
+    Attributes:
+        component: a part of VAPO that the paper's ablation switches off, such as `clip-higher`, or
+            a comparison, such as `vanilla PPO`.
+        word: the verdict; it is `open` if the measured figures do not decide.
+        reasons: the measured figures that decide it, as text.
+    """
 
     component: str
     word: Word

@@ -275,7 +275,12 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
 
 
 def _course_figures() -> Iterator[tuple[str, Any, str]]:
-    """Yield (chart title, function from a part to its figure or None, text below the chart)."""
+    """Yield a title, a function and a text below it for each chart over steps or files.
+
+    The function takes the findings on one step or file, and returns the number to draw with its
+    interval. It returns None if there is no critic for a number on values, or if another number is
+    unknown. Numbers that are not on values have no interval: its limits are infinite.
+    """
 
     def critic_figure(name: str) -> Any:
         return lambda part: None if part.critic is None else getattr(part.critic, name)

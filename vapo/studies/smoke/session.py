@@ -73,7 +73,11 @@ class SmokeSession(Callback):
         self.memory.close()
 
     def _end_part(self, progress: Progress) -> None:
-        """Note the seconds of each stage in the part that ends now."""
+        """Record the seconds of each stage in the part of the session that ends now.
+
+        A part is the session's start or one iteration. A stage that did not run in it has no entry,
+        and the time outside all stages is that of `OTHER`. The next part's time begins now.
+        """
         now, part = time.time(), self.memory.part
         seconds = {
             stage: total - self._seconds_before.get(stage, 0.0)
