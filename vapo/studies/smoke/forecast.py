@@ -26,7 +26,7 @@ class RunPart:
     Attributes:
         name: "start", or the iteration's phase.
         seconds: stage -> the time that it took.
-        host, gpu: stage -> the most bytes of memory in use.
+        host, gpu: stage -> the most bytes of memory in use while it ran.
     """
 
     name: str
@@ -99,8 +99,9 @@ class Forecast:
 def forecast(config: FitConfig, sessions: Sequence[Session]) -> Forecast:
     """Return what a whole run of the config will need, from the sessions of a smoke test.
 
-    Each iteration counts as long as the mean of the measured ones in its phase. The time between
-    the stages of an iteration belongs to it.
+    An iteration is expected to take the mean time of the measured ones in its phase, with the time
+    between its stages. The stages that do not run in each iteration are counted on their own, with
+    their mean time. What was not measured, or took no time, is left out.
     """
     numbers, parts = resolve(config), [part for session in sessions for part in session.parts]
     pretraining = numbers.value_pretraining_iterations if config.algorithm.has_critic else 0
@@ -147,7 +148,8 @@ def forecast(config: FitConfig, sessions: Sequence[Session]) -> Forecast:
 def checkpoint_iterations(config: FitConfig) -> list[int]:
     """Return the iterations after which a run saves a checkpoint.
 
-    It is the most that may be: it assumes that each evaluated policy has the best score so far.
+    Iterations are counted over both phases, from 1. The list is the longest possible: it assumes
+    that each evaluated policy has the best score so far, and is saved for that.
     """
     numbers, every = resolve(config), config.checkpoints.every_n_iterations
     pretraining = numbers.value_pretraining_iterations if config.algorithm.has_critic else 0
@@ -168,7 +170,11 @@ def num_due(num_iterations: int, every_n: int | None) -> int:
 
 
 def separate_stages(config: FitConfig) -> tuple[str, ...]:
-    """Return the stages that do not run in each iteration, and are counted separately."""
+    """Return the stages that do not run in each iteration, and are counted separately.
+
+    The measurement of true values by continuations is one if the config has it. With the estimator
+    `vine` each iteration samples continuations anyway, so it is not.
+    """
     stages = (*_OTHER_TIMES, _VALUE_PAGE)
     is_of_each = config.algorithm.advantage_estimator == "vine"
     is_measured = config.value_truth.every_n_iterations is not None
@@ -180,7 +186,7 @@ def _without(part: RunPart, stages: Sequence[str]) -> list[float]:
 
 
 def _mean_of_stage(parts: Sequence[RunPart], stage: str) -> float:
-    """Return the mean seconds of a stage over the parts that have it; 0.0 if none has it."""
+    """Return the mean seconds of a stage in the iterations (or the start) that have it, or 0.0."""
     return fmean([part.seconds[stage] for part in parts if stage in part.seconds] or [0.0])
 
 

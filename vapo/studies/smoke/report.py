@@ -32,10 +32,11 @@ _STAGES = {
 
 
 def seconds_table(sessions: Sequence[Session]) -> str:
-    """Return a table of seconds. A row is a stage, a column is a part of a session.
+    """Return a table of seconds. A row is a stage; a column is a session's start or one iteration.
 
-    The last columns are each stage's peak of memory in all parts. A stage that took less than 0.05
-    seconds in every part has no row.
+    The last columns are each stage's peak of memory over all of these, and the GPU's only if it was
+    measured. The last row has sums of seconds. A stage whose seconds round to 0.0 in every column
+    has no row.
     """
     parts = [part for session in sessions for part in session.parts]
     names = [_COLUMNS[part.name] for part in parts]
@@ -62,7 +63,10 @@ def seconds_table(sessions: Sequence[Session]) -> str:
 
 
 def whole_run(config: FitConfig, prediction: Forecast, sessions: Sequence[Session]) -> str:
-    """Return what the whole run of the config will need, as text."""
+    """Return as text what the whole run will need: time, responses, disk space and memory.
+
+    A last line says why the run may need something else.
+    """
     lines = [f"time: about {duration(prediction.seconds)}"]
     lines += [
         f"  {item.times:>6,} x {item.name}, {duration(item.seconds)} each: {duration(item.total)}"
@@ -81,7 +85,10 @@ def whole_run(config: FitConfig, prediction: Forecast, sessions: Sequence[Sessio
 
 
 def _memory(sessions: Sequence[Session]) -> list[str]:
-    """Return a line on the largest memory that was in use; [] if nothing was measured."""
+    """Return a line on the largest memory that was in use; [] if the host's was not measured.
+
+    The line has the GPU's memory, too, if that was measured.
+    """
     parts = [part for session in sessions for part in session.parts]
     host, gpu = (
         max((n for peaks in by_part for n in peaks.values()), default=0)
@@ -114,7 +121,7 @@ def _limits(config: FitConfig, *, on_gpu: bool) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text, in the unit that suits it.
+    """Return a duration as text: in seconds below 2 minutes, in minutes below 2 hours, else hours.
 
     >>> [duration(s) for s in (0.25, 42.4, 600, 175_000)]
     ['0.25 s', '42 s', '10.0 minutes', '48.6 hours']
@@ -140,6 +147,7 @@ def _peaks(parts: Sequence[RunPart], stage: str | None, *, has_gpu: bool) -> lis
     The text is "" if nothing was measured.
 
     Args:
+        parts: the starts and iterations over which the peaks are taken.
         stage: None takes the peaks over all stages.
     """
     texts = []

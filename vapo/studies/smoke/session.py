@@ -145,7 +145,10 @@ class MemoryWatch:
             self.look()
 
     def look(self) -> None:
-        """Note the memory that is in use now."""
+        """Raise the running stage's peaks to the memory that is in use now, if that is more.
+
+        Between stages the peaks are those of `OTHER`.
+        """
         stage = "" if self._progress is None else self._progress.running_stage
         peaks = [(self.part.host, self._host_bytes())]
         if self._on_gpu and stage != _ENGINE_STARTS:
