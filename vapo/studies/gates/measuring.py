@@ -31,7 +31,7 @@ _POLICY_ITERATIONS = 10  # most policy iterations of the first trial run
 
 
 def policy_iterations(num_iterations: int) -> int:
-    """Return the number of policy iterations in the first trial run. They are at most 10."""
+    """Return the policy iterations of the first trial run: `num_iterations`, but at most 10."""
     return min(_POLICY_ITERATIONS, num_iterations)
 
 
@@ -50,8 +50,11 @@ def measure(
 
     Args:
         start: the start policy's held-out rollouts, and the worth of a guess.
-        states_of: returns the hidden state before each token of a rollout, for the oracle.
-        num_iterations: the most policy iterations of the second and third trial run.
+        states_of: returns the task's state before each token of a rollout; the best explained
+            variance that a critic could reach is computed from the states.
+        num_iterations: the most policy iterations of the second and third trial run. The first has
+            at most 10, and the third has as many more as it takes until an update shows in its
+            rollouts.
         folder: the pretrained critic is saved here.
     """
     config, progress, batch = setting.config, setting.progress, start.batch
@@ -101,7 +104,7 @@ def trial_run(
 ) -> VapoModule:
     """Train the config's start networks until the watcher stops the run or all iterations are over.
 
-    Return the trained module.
+    The learning rate does not decay. Return the trained module.
 
     Args:
         watcher: measures the networks and may stop the run.
@@ -141,13 +144,13 @@ def collect_figures(
     oracle: float | None,
     num_iterations: int,
 ) -> GateFigures:
-    """Collect the figures that the rules read, after the trial runs.
+    """Collect the figures from which `vapo gates` makes its verdicts, after the trial runs.
 
     Args:
         beginning: measured the first trial run, which trained as configured.
         unlearning: measured the critic alone; None if this was not run.
         collapse: measured the policy alone.
-        oracle: the explained variance of the true values; None without hidden states.
+        oracle: the best explained variance that a critic could reach; None if it is unknown.
         num_iterations: the most policy iterations of the trial runs.
     """
     config, batch, numbers = setting.config, start.batch, resolve(setting.config)

@@ -48,6 +48,7 @@ class GateFigures:
         start_length: the mean length of the start policy's training responses.
         guess: the mean reward of responses that are made to answer at their middle; None without
             --answer_now.
+        value_start, explained_variance_start: of the critic before it is trained.
         value_pretrained, explained_variance_pretrained: after value pretraining; None if it is off.
         explained_variance_oracle: of the true values; None without hidden states.
         num_iterations: the most iterations of a trial run.
@@ -58,6 +59,7 @@ class GateFigures:
         weight_adaptive, weight_constant: the reward's weight at the first token, with the
             length-adaptive lambda and with `algorithm.lambda_policy`; means over responses.
         horizon_adaptive, horizon_constant: 1 / (1 - lambda) with either lambda, in tokens.
+        clip_fraction_high: the share of tokens that are clipped at the upper bound.
         share_right: the share of responses that are right.
         length_variation: the coefficient of variation of response lengths.
         share_returned: the share of groups whose prompt had another group before.
@@ -88,7 +90,7 @@ class GateFigures:
     prompt_visits: float
 
     def iterations_text(self, iterations: int | None) -> str:
-        """Return a number of iterations as text. None stands for more than the trial runs had."""
+        """Return a number of iterations as text, or `> N` for None: more than the trial runs' N."""
         return f"> {self.num_iterations}" if iterations is None else str(iterations)
 
 
@@ -128,8 +130,8 @@ class Gate:
 def clustered_interval(prompt_means: Sequence[float]) -> Interval:
     """Return the mean of the prompts' means with Student's 95 % interval over the prompts.
 
-    The responses to one prompt are not independent, so the sample is the prompts. Below 4 prompts
-    the limits are -inf and inf. Source: Miller 2024 (arXiv 2411.00640).
+    The responses to one prompt are not independent, so the sample is the prompts. With fewer than 4
+    prompts the interval is unbounded. Source: Miller 2024 (arXiv 2411.00640).
     """
     num = len(prompt_means)
     mean = sum(prompt_means) / num
@@ -138,10 +140,11 @@ def clustered_interval(prompt_means: Sequence[float]) -> Interval:
 
 
 def judge(figures: GateFigures) -> list[Gate]:
-    """Return a verdict for each component, for vanilla PPO and for having a critic at all.
+    """Return a verdict for each component of VAPO, for vanilla PPO and for having a critic at all.
 
-    A component has one or more conditions. If one does not hold, the setting cannot show the
-    effect; else if one is not known, the verdict is open; else it can show the effect.
+    The verdict says whether runs of the measured config can show the component's effect. It follows
+    from one or more conditions. If one does not hold, they cannot; else if one is unknown, the
+    verdict is open; else they can.
 
     **Value pretraining** and **vanilla PPO**: without a pretrained critic the policy collapses
     to short responses. It needs all four of these conditions:
@@ -188,9 +191,11 @@ def judge(figures: GateFigures) -> list[Gate]:
 
 
 def _gate(component: str, conditions: Sequence[Condition]) -> Gate:
-    """Make the verdict on a component from its conditions.
+    """Make the verdict on a component from its conditions, each with its figures as text.
 
-    It has the reasons that decide: the conditions that fail, else the unknown ones, else all.
+    It is `cannot show` if a condition fails, else `open` if one is unknown, else `can show`. Its
+    reasons are the texts of the conditions that decide: the failed ones, else the unknown ones,
+    else all.
     """
     kinds = {holds for holds, _ in conditions}
     kind = False if False in kinds else None if None in kinds else True
@@ -264,7 +269,10 @@ def _collapses_in_time(collapse: int | None, unlearn: int | None) -> bool | None
 
 
 def _single_conditions(f: GateFigures) -> dict[str, Condition]:
-    """Return component -> its condition, for the components that a single condition decides."""
+    """Return component -> its condition, for the components that a single condition decides.
+
+    A condition is whether it holds, or None if that is unknown, and the figures as text.
+    """
     has_short_horizon = f.horizon_constant < MAX_HORIZON_SHARE * f.mean_length
     weights = _factor(f.weight_adaptive, f.weight_constant)
     horizons = _factor(f.horizon_adaptive, f.horizon_constant)

@@ -92,7 +92,8 @@ def answer_token_ids(
 ) -> tuple[int, ...]:
     """Return the token ids of the text that makes a policy answer, as ';'.
 
-    Raises: UserError: the ids decode to another text, or leave no room for an answer.
+    Raises: UserError: the text has no tokens, these decode to another text (spaces around it
+        aside), or half of the response budget has no room for them and an answer.
     """
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
     decoded = sampled_text(ids, tokenizer)
@@ -125,8 +126,8 @@ def answer_at_middle(
 ) -> list[Rollout]:
     """Cut each response before its middle token, make it answer there, and judge it.
 
-    Return the judged responses. The engine continues from `answer_ids` for up to 16 tokens, within
-    the response budget.
+    Return the judged responses. The engine continues from `answer_ids` for up to 16 tokens. All
+    responses get as many as the longest one has room for within the response budget.
     """
     starts = [(*r.response_ids[: middle_place(r)], *answer_ids) for r in rollouts]
     room = min(_ANSWER_TOKENS, settings.max_response_tokens - max(map(len, starts)))

@@ -27,14 +27,16 @@ from vapo.training.module import VapoModule
 from vapo.types import Phase, Rollout, RolloutBatch
 
 StatesOf = Callable[[Rollout], Sequence[str] | None]
-"""Returns the hidden state before each token of a rollout; None if they are not known."""
+"""Returns the task's state before each token of a rollout; None if the states are not known."""
 
 
 @dataclass
 class StateReturns:
-    """Collects the hidden states of the start policy's tokens with their returns, for an oracle.
+    """Collects the task's states in the start policy's rollouts, with the returns from them.
 
-    `is_complete` becomes False with the first rollout that has no states.
+    A procedural task may tell the state before each token, on which alone the value depends. The
+    mean return of equal states is then the best value that a critic could give (`oracle`).
+    `is_complete` becomes False with the first batch that has a rollout without states.
     """
 
     config: FitConfig
@@ -44,7 +46,7 @@ class StateReturns:
     is_complete: bool = True
 
     def add(self, batch: RolloutBatch) -> None:
-        """Add the states and returns of a batch of the start policy's rollouts."""
+        """Add the states and returns of a batch, unless it or an earlier one has no states."""
         states = self.states_in(batch) if self.is_complete else None
         if states is None:
             self.is_complete = False
@@ -61,8 +63,8 @@ class StateReturns:
     def oracle(self, heldout: RolloutBatch) -> float | None:
         """Return the explained variance of the states' mean returns on held-out rollouts.
 
-        It is the best that a critic could reach (`oracle.state_values`). None if states are
-        missing.
+        It is the best that a critic could reach. It is None if nothing was collected, or if states
+        of any rollout are not known.
         """
         states = self.states_in(heldout) if self.is_complete and self.states else None
         if states is None:
@@ -136,7 +138,7 @@ class CriticWatcher(TrialWatcher):
     """Measures the critic on held-out rollouts while the policy is still the start policy.
 
     It collects the mean lengths of the start policy's training batches. If `state_returns` is not
-    None, it collects their hidden states there.
+    None, it collects the task's states in them there.
     """
 
     heldout: RolloutBatch
@@ -144,7 +146,10 @@ class CriticWatcher(TrialWatcher):
     start_lengths: list[float] = field(default_factory=list, init=False)
 
     def add_start_rollouts(self, iteration: Iteration) -> None:
-        """Add the rollouts of an iteration that does not train the policy."""
+        """Add the mean response length, and the task's states, of an iteration's rollouts.
+
+        The iteration must not train the policy, so that the start policy sampled them.
+        """
         self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
         if self.state_returns is not None:
             self.state_returns.add(iteration.batch)
@@ -257,7 +262,7 @@ class Collapse(TrialWatcher):
 
     @property
     def collapsed_after(self) -> int | None:
-        """The updates after which responses were less than half as long.
+        """The updates after which responses were less than half as long as the start policy's.
 
         None if they never were.
         """
