@@ -184,7 +184,10 @@ def _figure_rows(critic: CriticFigures) -> list[list[str]]:
 
 
 def _noise_rows(critic: CriticFigures) -> Iterator[list[str]]:
-    """A row on the noise of the policy's gradient, if log-probs and siblings show it."""
+    """Yield a row on the noise of the policy's gradient, unless it is unknown.
+
+    It is known if there are log-probs and several responses to a prompt.
+    """
     if not critic.gradient_noise_ratio.is_unknown:
         name = "noise of the policy's gradient, divided by that with the other responses' mean"
         yield [name, quote(critic.gradient_noise_ratio)]
@@ -212,6 +215,7 @@ def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:
 
 
 def sample_note(findings: Findings) -> str:
+    """Return a sentence on which responses the figures are of: all, or a random sample."""
     if findings.is_whole:
         return "Of all responses; the responses to one prompt of one step are one draw."
     num = 0 if findings.tokens is None else findings.tokens.num_groups
@@ -242,7 +246,12 @@ def _has_steps(findings: Findings) -> bool:
 
 
 def _course(findings: Findings) -> Iterator[dict[str, Any]]:
-    """Yield charts of figures over steps, or over files numbered from 1 if there are no steps."""
+    """Yield charts of the figures over training steps, or over files if there are no steps.
+
+    Files are numbered from 1. There is no chart for a single step or file, and none of a figure
+    that is unknown or 0 everywhere. If steps occur in several files, each of the first three files
+    has a line of its own.
+    """
     parts = findings.parts
     if len(parts) < 2:
         return
