@@ -101,9 +101,9 @@ def choose_places(
 
 
 def _tokens_before(rollout: Rollout, share: float) -> int:
-    """Return how many tokens come before a place in the response, given as a share from 0 to 1.
+    """Return how many tokens come before a position in the response, given as a share from 0 to 1.
 
-    In an episode it is a share of its turns, and the place is the beginning of a turn.
+    In an episode it is a share of its turns, and the position is the beginning of a turn.
     """
     places = open_places(rollout)
     return places[min(int(share * len(places)), len(places) - 1)]
@@ -123,7 +123,8 @@ def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
 def expected_tokens(rollouts: Sequence[Rollout], places: Sequence[Place], k: int) -> int:
     """Return the number of tokens that k continuations from each state would sample.
 
-    Each continuation is taken to be as long as the remaining response. Equal states count once.
+    Each continuation is taken to be as long as the remaining response, of which only the policy's
+    tokens count. Equal states count once, with the last one's response.
 
     Args:
         places: the states, each a response and a number of its tokens.

@@ -107,9 +107,10 @@ def truth_figures(
     seed: int,
     num_resamples: int = 1000,
 ) -> TruthFigures:
-    """Estimate every figure with its interval, from points with at least two continuations.
+    """Estimate every figure with its interval, from states with at least two continuations each.
 
-    Without a critic the points have no values, and the figures of V are NaN.
+    Without a critic the states have no values, and the figures of V are NaN. A figure that divides
+    by a variance is NaN, too, if that does not exceed the continuations' noise.
 
     Args:
         outcomes: the two possible returns; None if there are others.
@@ -157,7 +158,10 @@ def truth_figures(
 
 
 def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
-    """Return for each response that was continued from every step its points, in order."""
+    """Return the measured states of each response that was continued from every step, in order.
+
+    Responses that were continued from single prefixes only are left out.
+    """
     rows: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:
         if point.is_of_steps:
@@ -229,7 +233,7 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 
 def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
     """Return sums of squared differences from each response's mean, without the continuations'
-    noise.
+    noise. A response with a single measured state adds nothing.
 
     "within_t" is of the true values, "within_v" of the critic's, and "within_d" of the true values
     less the critic's. "within_n" counts the independent differences, n - 1 of n.
@@ -264,6 +268,8 @@ def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 def _by_position(points: Sequence[TruthPoint]) -> Profile:
     """Return a table of means over prefixes whose position is in the same tenth of their
     response.
+
+    A tenth without prefixes has no row. A mean that is unknown is None.
     """
     bins: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:

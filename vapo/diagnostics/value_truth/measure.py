@@ -73,7 +73,8 @@ def measure_truth(
     """Sample continuations from some states of the batch, which measure the states' true values.
 
     Return the measured states, which have no critic's values yet, and the number of sampled tokens.
-    Every rank must call this, with its own batch.
+    A state is left out if the environment failed in one of its continuations. Every rank must call
+    this, with its own batch, and measures its share of the config's numbers, rounded up.
 
     Args:
         note: called with a line about the cost before sampling begins, and with one about failures.
@@ -130,7 +131,8 @@ def is_marked_wrong(
 ) -> bool | None:
     """Whether the response itself marks the step as wrong that ends after `num_tokens` tokens.
 
-    None if no check ends there, or the task has no checks.
+    None if no check ends there, the task has no checks, or the policy did not sample all tokens of
+    the rollout.
 
     Args:
         marks: the `marks_step_wrong` of each source's generator, by the source's name.
@@ -148,7 +150,7 @@ def is_marked_wrong(
 
 
 def prompt_label(prompt: Prompt) -> str:
-    """Return a label with the prompt's source, id and a hash of its tokens.
+    """Return a label with the prompt's source (if it is in a mixture), id and a hash of its tokens.
 
     The id alone may belong to several prompts.
     """
@@ -170,7 +172,7 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
 
 
 def on_rows(points: Sequence[TruthPoint], rows: Sequence[int]) -> list[TruthPoint]:
-    """Return the points of these rows, numbered for a batch that has only these rows."""
+    """Return the measured states of these rows, numbered for a batch that has only these rows."""
     numbers = {row: number for number, row in enumerate(rows)}
     return [replace(point, row=numbers[point.row]) for point in points if point.row in numbers]
 
@@ -178,9 +180,9 @@ def on_rows(points: Sequence[TruthPoint], rows: Sequence[int]) -> list[TruthPoin
 def with_values(
     points: Sequence[TruthPoint], values: Float[Tensor, "B T"] | None
 ) -> list[TruthPoint]:
-    """Return the points with the critic's values of their states.
+    """Return the measured states with the critic's values of them.
 
-    Points whose value is not finite are dropped. If `values` is None, all points stay as they are.
+    States whose value is not finite are dropped. If `values` is None, all stay as they are.
     """
     if values is None:
         return list(points)
@@ -189,7 +191,7 @@ def with_values(
 
 
 def possible_outcomes(config: FitConfig) -> Outcomes:
-    """Return the two possible returns; None if a return may be another number."""
+    """Return the two possible returns, the worse first; None if a return may be another number."""
     plain = gives_configured_rewards(config) and config.algorithm.gamma == 1
     return reward_range(config) if plain and not critic_is_punished(config) else None
 
@@ -202,12 +204,12 @@ def compare_with_values(
     *,
     seed: int,
 ) -> ValueTruth | None:
-    """Compare the critic's values with the measured points; None if no rank has a point.
+    """Compare the critic's values with the measured true values of states.
 
-    Every rank must call this.
+    Every rank must call this. The result is None if no rank has a state whose value is finite.
 
     Args:
-        points: this rank's points, without values.
+        points: the states that this rank measured, without the critic's values.
         num_tokens: how many tokens this rank sampled for them.
         values: the critic's values of this rank's batch; None without a critic.
         seed: for the bootstrap.
@@ -225,7 +227,10 @@ def compare_with_values(
 
 
 def describe_truth(figures: TruthFigures) -> str:
-    """Return a line for each figure that could be estimated, with its interval."""
+    """Return a line with the number of mistakes, and one for each figure that is known.
+
+    A figure's line has its interval, or says that it has none.
+    """
     rows = [f"truth/num_mistakes: {figures.num_mistakes}"]
     for name, x in known_figures(figures).items():
         limits = f"[{x.low:.4f}, {x.high:.4f}]" if x.is_bounded else "no interval"
@@ -258,7 +263,7 @@ def known_figures(figures: TruthFigures) -> dict[str, Figure]:
 def truth_table(truth: ValueTruth) -> dict[str, Any]:
     """Return a measurement for JSON: figures with intervals, means by position, this rank's points.
 
-    A missing limit of an interval is null.
+    An infinite limit of an interval is null. Figures that are unknown are left out.
     """
     return {
         "num_tokens": truth.num_tokens,

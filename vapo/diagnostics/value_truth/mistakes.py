@@ -25,6 +25,8 @@ Responses = Sequence[Sequence[TruthPoint]]  # the steps of each response, in ord
 class MistakeCount:
     """How often the critic finds mistakes.
 
+    A mistake is the first step of a response at which the true value clearly falls.
+
     Attributes:
         found: at how many of the mistakes the critic's value falls most.
         num: the number of mistakes.
@@ -67,7 +69,7 @@ def difference_in_errors(earlier: TruthPoint, later: TruthPoint, outcomes: Outco
 
     K equal returns must have an error, too. Therefore returns with two outcomes get one more of
     each (Agresti and Caffo 2000); for others the mean variance of both points counts as one more
-    draw.
+    draw. If there still is no error, the result is infinite, or 0 for equal true values.
 
     Args:
         outcomes: the two possible returns; None if there are others.
@@ -105,7 +107,7 @@ def first_clear_fall(steps: Sequence[TruthPoint], outcomes: Outcomes) -> int | N
 def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
     """Return the index of the point after which the critic's value falls most, and by how much.
 
-    None if it never falls.
+    The first of several equal falls counts. None if the value never falls, or is not known.
     """
     falls = [
         (earlier.value - later.value, -place)
@@ -117,7 +119,10 @@ def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
 
 
 def mistakes_by_mark(prompts: Sequence[Responses], outcomes: Outcomes) -> MistakesByMark:
-    """Count the first mistakes of all responses whose true value clearly falls."""
+    """Count the responses whose true value clearly falls, by what they say of that step.
+
+    Such a first mistake is found if the critic's value falls most at the same step.
+    """
     counts_by_mark = {True: [0, 0], False: [0, 0], None: [0, 0]}  # in the order of the fields
     for steps in chain(*prompts):
         place, fall = first_clear_fall(steps, outcomes), largest_fall(steps)
@@ -186,7 +191,10 @@ class _Prior(NamedTuple):
 
 
 def _prior(points: Sequence[TruthPoint]) -> _Prior:
-    """Estimate the prior from the measured values. Their noise is subtracted from the variance."""
+    """Estimate the prior from the measured values. Their noise is subtracted from the variance.
+
+    At least a millionth of the variance remains.
+    """
     means, noises = np.array([(point.mean, point.noise) for point in points]).T.copy()
     variance = max(means.var() - noises.mean(), 1e-6 * means.var())
     pooled = np.mean([point.noise * len(point.returns) for point in points])
@@ -223,6 +231,7 @@ def pair_sums(responses: Responses, outcomes: Outcomes) -> dict[str, float]:
     """Count pairs of steps of one response whose true values clearly differ.
 
     `pairs_right` counts the pairs that the critic puts in the same order. Equal values count half.
+    Pairs without the critic's values are not counted at all.
     """
     pairs = right = 0.0
     bound = NormalDist().inv_cdf(1 - _LEVEL / 2)

@@ -66,7 +66,8 @@ Sentences = Iterator[Sentence | str]  # a str is a question that the intervals l
 def verdict(figures: TruthFigures) -> list[Sentence]:
     """Return at least one sentence on what the critic knows, the most important first.
 
-    If the intervals are too wide for some questions, the last sentence lists these.
+    If the intervals are too wide for some questions, the last sentence lists these. Without a
+    critic the only sentence says so.
     """
     if figures.mse.is_unknown and figures.bias.is_unknown:
         text = "There is no critic here: only the true values are shown."
@@ -193,7 +194,7 @@ def _of_all_prefixes(figures: TruthFigures) -> Sentences:
 
 def _on_average(figures: TruthFigures) -> Sentences:
     """Yield a sentence or an open question on whether the values are too high or too low on
-    average.
+    average. Yield nothing if the bias is unknown.
     """
     bias = figures.bias
     if bias.is_unknown:
@@ -217,7 +218,7 @@ def _beside_the_baseline(figures: TruthFigures) -> Sentences:
     """Yield a sentence or an open question on whether the critic beats the other responses' mean.
 
     That mean reward is the baseline of methods without a critic. The one with the lower mean
-    squared error is better.
+    squared error is better. Nothing is yielded if one of the two errors is unknown.
     """
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
@@ -242,6 +243,9 @@ def _beside_the_baseline(figures: TruthFigures) -> Sentences:
 def _on_mistakes(figures: TruthFigures) -> Sentences:
     """Yield a sentence or an open question on whether the critic names a response's first
     mistake.
+
+    With fewer than `MISTAKES_NEEDED` mistakes the question is open. Nothing is yielded if no
+    measured response has a mistake.
     """
     recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
     if recall.is_unknown:
