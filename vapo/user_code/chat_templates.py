@@ -77,7 +77,9 @@ def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     Variables that `render_chat` sets, such as the conversation and the special tokens, are left
     out.
 
-    Raises: what `render_chat` raises.
+    Raises:
+        TemplateRefusal: the tokenizer has no template, or the template is malformed.
+        UserError: the template takes more time or memory than any template needs.
     """
     set_here = {"messages", "add_generation_prompt", *_WITHOUT_A_VALUE}
     set_here.update(tokenizer.SPECIAL_TOKENS_ATTRIBUTES, tokenizer.special_tokens_map)
@@ -87,7 +89,9 @@ def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def _answer(tokenizer: PreTrainedTokenizerBase, frame: bytes) -> str:
     """Send a request for the tokenizer's template to the template process; return its text.
 
-    Raises: TemplateRefusal or UserError, as `render_chat`.
+    Raises:
+        TemplateRefusal: the tokenizer has no template, or the template raises an error.
+        UserError: the template takes more time or memory than any template needs.
     """
     try:
         template = tokenizer.get_chat_template()

@@ -44,7 +44,11 @@ def check_passed(names: Sequence[str], *, key: str) -> None:
 
 
 def secret_texts(values: Any = None) -> Hidden:
-    """Return the secrets in environment variables and config values, with replacements."""
+    """Return the secrets in environment variables and in texts of config values.
+
+    Each is paired with the text that is shown in its place. A secret that is only in a config value
+    is shown as `***`.
+    """
     texts = texts_of_environment()
     for text in _texts_in(values):
         for secret in secrets_within(text):

@@ -24,6 +24,10 @@ _OPEN = ("__getattr__", "globals", "setattr", "exec")
 def check_function(path: str, *, key: str, folder: str | None = None) -> None:
     """Check, by the text of its file, that the function which the config's `key` names exists.
 
+    Of a dotted name only the first part is looked for. A module whose names cannot be told without
+    running it passes, such as `__main__`, one without a Python file or one with `import *`. A
+    function that a Python program handed over is looked up in this process.
+
     Args:
         path: `package.module:function` or `folder/file.py:function`.
         folder: a folder that is searched besides Python's own path and the current folder.
@@ -68,6 +72,8 @@ def _file(name: str, folders: list[str], label: str) -> Path:
 def _module_file(module: str, folders: list[str], label: str) -> Path | None:
     """Return a module's source file, as an import finds it; None if only an import can.
 
+    It is None for `__main__`, too, and for a module that is not a `.py` file.
+
     Raises: UserError: there is no such module.
     """
     top, *inner = module.split(".")
@@ -110,7 +116,7 @@ def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
 def _bound(tree: ast.AST) -> Iterator[str]:
     """Yield the names that a program may define at its top level.
 
-    Names in inner blocks are included, so there may be too many.
+    Names in inner blocks are included, so there may be too many. `import *` yields `*`.
     """
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

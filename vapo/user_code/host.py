@@ -53,7 +53,7 @@ SEARCH_EVERY_S = 0.2
 
 
 class Host:
-    """In the host process: starts and ends processes with a user's code, as the trainer orders.
+    """Starts and ends processes with a user's code, as the trainer orders by messages.
 
     A process is ended with everything that it has started. Each process leads a process group, so
     that one signal reaches all of it that has not left the group. On Linux, orphans of what it
@@ -193,7 +193,8 @@ def _kill_group(pid: int) -> None:
 def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
     """Answer each `(ticket, question)` of a channel by a user's code, until the trainer closes it.
 
-    A forked process of the host does nothing else.
+    A forked process of the host does nothing else. Its memory is limited. What the code raises
+    becomes the answer `failure`. At the end the code's `close()` is called, if it has one.
     """
     # besides the threads that answer there may be as many whose time is over
     stacks = 2 * code.num_calls * THREAD_BYTES if code.num_calls > 1 else 0

@@ -55,7 +55,9 @@ class HostProcess:
     def open(self, number: int, channel: socket.socket) -> None:
         """Let the host start process `number`, which gets the socket `channel`.
 
-        Raises: UserError: what `wait_until_ready` raises, or the process cannot be started.
+        A host that has ended is replaced, up to two times.
+
+        Raises: UserError: the user's code cannot be imported, or the process cannot be started.
         """
         self.wait_until_ready()
         message = MESSAGE.pack(Order.OPEN, number)
@@ -72,6 +74,8 @@ class HostProcess:
 
     def replace_if_frozen(self) -> None:
         """Ping the host. If it does not answer, kill it with its processes and start another one.
+
+        A host that has ended is not replaced here, because `open` does that.
 
         Raises: UserError: the new host does not start.
         """
@@ -90,7 +94,8 @@ class HostProcess:
     def wait_until_ready(self) -> None:
         """Wait until the host has imported the user's code. If the host has ended, start it again.
 
-        Raises: UserError: the code cannot be imported or used, or its import kills the process.
+        Raises: UserError: the code cannot be imported or used, is not imported within
+            `START_TIMEOUT_S`, or its import kills the process `MAX_START_FAILURES` times.
         """
         num_failures = 0
         if self._status is not None:

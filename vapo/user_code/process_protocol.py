@@ -106,7 +106,8 @@ def read_reply(
 ) -> dict[str, Any] | None:
     """Return the fields of a reply that came as one line of a channel, or its one field `failure`.
 
-    It is None if the line is not a reply with this ticket, or if `checked` rejects its fields.
+    Secrets in a failure's text are hidden. The result is None if the line is not a reply with this
+    ticket, or if `checked` rejects its fields.
     """
     try:
         reply = json.loads(line)
@@ -152,7 +153,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
     """Limit this process's address space to `headroom_bytes` above its present size, on Linux.
 
-    Core dumps are switched off, too. On other systems this does nothing.
+    A lower hard limit of the system stays. Core dumps are switched off, too. On other systems this
+    does nothing.
     """
     try:
         import resource
@@ -171,7 +173,8 @@ def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
 def channel_of(descriptor: int) -> Connection:
     """Make a connection of a socket's descriptor. No program that this process starts inherits it.
 
-    The descriptor is moved to a high number, which no code writes to by mistake.
+    The descriptor is moved to a number of at least `HIGH_DESCRIPTOR`, which no code writes to by
+    mistake, or to any free one from 3 on if the system allows no such number.
     """
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
@@ -195,7 +198,11 @@ def reward_problem(reward: float) -> str | None:
 
 
 def failure_of(error: BaseException) -> str:
-    """Return a text on what a user's code raised: `error: ValueError: its message (file.py:12)`."""
+    """Return a text on what a user's code raised: `error: ValueError: its message (file.py:12)`.
+
+    A message of more than 200 characters is cut. The file and line are the innermost outside this
+    package; they are missing if there are none.
+    """
     message = ""
     with suppress(BaseException):  # it is the user's code that says it
         message = beginning(str(error), 200)
@@ -214,7 +221,10 @@ def print_error(error: BaseException) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """Return ` (file.py:12)`, an error's last line outside this package, or an empty text."""
+    """Return ` (file.py:12)`, the innermost line of an error's traceback outside this package.
+
+    The text is empty if there is no such line.
+    """
     place, frame = "", error.__traceback__
     while frame is not None:  # no source is read: memory may be short
         name = frame.tb_frame.f_code.co_filename

@@ -30,7 +30,10 @@ def python_program(program: str, *arguments: str) -> list[str]:
 
 
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return `environ` with a variable that keeps the current folder off children's path."""
+    """Return `environ` with a variable that keeps the current folder off children's path.
+
+    A value that `environ` has for it stays.
+    """
     return {SAFE_PATH: _SET_BY_VAPO, **environ}
 
 
@@ -44,7 +47,10 @@ def environment_of_user_code(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def safe_path_in_children() -> Iterator[None]:
-    """Keep the current folder off the path of every Python process that is started in the block."""
+    """Keep the current folder off the path of every Python process that is started in the block.
+
+    The environment variable that does this keeps a value that the user has set.
+    """
     is_ours = SAFE_PATH not in os.environ
     os.environ.setdefault(SAFE_PATH, _SET_BY_VAPO)
     try:

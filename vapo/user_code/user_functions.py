@@ -41,6 +41,8 @@ _appended_folders: list[str] = []
 def import_function(path: str | None, *, key: str, folder: str | None = None) -> Callable[..., Any]:
     """Import the function at `path`, which is the value of the config's `key`.
 
+    A function that a Python program handed over (`__handed__:name`) is looked up in this process.
+
     Args:
         folder: the config file's folder, which is searched before the current folder.
 
@@ -167,6 +169,9 @@ def _load(spec: ModuleSpec) -> ModuleType:
 def _import_file(name: str, label: str, folders: Sequence[str]) -> ModuleType:
     """Import a file, under a module name that no other module has.
 
+    A file that this process has imported before is not imported again. The file's folder is
+    appended to Python's path, so that it can import files beside it.
+
     Raises: UserError: the file is missing or cannot be imported.
     """
     places = list(dict.fromkeys(os.path.join(f, os.path.expanduser(name)) for f in folders))
@@ -238,7 +243,11 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return an import error's message, with the last line of the user's code in it."""
+    """Return an import error's message, with the innermost line of the traceback in user's code.
+
+    User's code is all that is neither Python's, nor installed, nor in this file. If there is no
+    such line, the innermost line of all is taken. A syntax error has its own file and line.
+    """
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # it has its file and line itself
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"

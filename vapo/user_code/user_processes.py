@@ -129,7 +129,7 @@ class UserProcesses:
     def open(self, key: Any) -> None:
         """Start a process under a key that has none.
 
-        Raises: UserError: the host has ended and does not start again.
+        Raises: UserError: the user's code cannot be imported, or the process cannot be started.
         """
         parent_end, child_end = socket.socketpair()
         limit_sending(parent_end)
@@ -196,7 +196,8 @@ class UserProcesses:
         """Wait for the first answer of any process, and return all answers that have come by then.
 
         A process is killed if its answer does not come in time, if it dies, or if something else
-        comes through its channel. The answer to its question then has a `failure`.
+        comes through its channel. The answer to its question then has a `failure`. An answer of
+        which a part came in time gets one more second.
 
         Args:
             timeout_s: how long to wait for the first answer. With 0, or if no question is open, the
