@@ -69,7 +69,7 @@ def difference_in_errors(earlier: TruthPoint, later: TruthPoint, outcomes: Outco
 
     K equal returns must have an error, too. Therefore returns with two outcomes get one more of
     each (Agresti and Caffo 2000); for others the mean variance of both points counts as one more
-    draw. If there still is no error, the result is infinite, or 0 for equal true values.
+    draw. If the error is 0 even so, the result is infinite, or 0 for equal true values.
 
     Args:
         outcomes: the two possible returns; None if there are others.
