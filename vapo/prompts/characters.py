@@ -66,7 +66,10 @@ def lost_characters(
 
 
 def dropped_characters(characters: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Return the characters, spaces excepted, for which the tokenizer has no token."""
+    """Return the characters, whitespace excepted, whose tokens decode to nothing.
+
+    A special token, such as that for an unknown character, decodes to nothing.
+    """
     return {c for c in characters if not c.isspace() and not _round_trip(c, tokenizer).strip()}
 
 

@@ -61,6 +61,8 @@ def _available(value: Any, name: str, parent_names: list[str]) -> str:
 def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
     """Return the first group of the pattern's last match in a text, as the verifier `regex` does.
 
+    Whitespace around it is dropped.
+
     Raises: UserError: the text does not match, or the group is empty; it names the row.
     """
     groups = [match.group(1) or "" for match in re.finditer(pattern, text)]

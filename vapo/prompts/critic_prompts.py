@@ -65,8 +65,8 @@ def critic_prompt_adder(
     """Return a function that adds the critic's own prompts, or OPPO's, to prompts.
 
     It is None if the critic reads the policy's prompts. The function's arguments are the prompts
-    and the length of the longest response in tokens, for which there must be room. It raises what
-    `with_critic_prompts` raises.
+    and the length of the longest response in tokens, for which there must be room. It raises a
+    UserError if a row lacks a column of the template, or a prompt leaves too little room.
     """
     critic_prompt, algorithm = config.critic.prompt, config.algorithm
     if isinstance(algorithm, OppoOptions):

@@ -17,6 +17,7 @@ _END_BYTES = 1 << 20
 def fingerprint(folder: str | Path) -> str | None:
     """Return 12 hex digits for a folder's configs and weights, or None if there is no such folder.
 
+    These are the files with the endings .json and .safetensors; others have no influence.
     Each file counts by its name, its size and its first and last MiB. Training changes every
     weight, so the ends of a file change with it. The folders of several critics, named by numbers,
     are included.

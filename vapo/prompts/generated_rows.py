@@ -38,6 +38,12 @@ The digest of the task's data is in it, because equal prompts count as one probl
 
 
 def reasoning_gym_rows(source: ReasoningGymSource, key: str) -> list[SourceRow]:
+    """Return the rows of a dataset of reasoning_gym. `key` is the source's config key, for errors.
+
+    An entry without an answer, which its own verifier scores, has an empty one.
+
+    Raises: UserError: the package is missing, or the dataset or an option is not valid.
+    """
     gym = _reasoning_gym(source, key)
     size = source.num_examples
     try:
@@ -60,8 +66,9 @@ def reasoning_gym_rows(source: ReasoningGymSource, key: str) -> list[SourceRow]:
 def verifiers_rows(source: VerifiersSource, key: str) -> list[SourceRow]:
     """Return the tasks of an environment of the package verifiers, shuffled with the source's seed.
 
-    If the tasks are endless, the first `num_examples` are used. A task's tools are described in the
-    system message.
+    At most `num_examples` are used; if the tasks are endless, these are the first ones. The
+    environment's tools are described in the system message. A task without a user's message gets
+    `OPENING`, and one without an answer as text an empty answer.
 
     Raises: UserError: the environment cannot be loaded, or a task has content that is not text.
     """

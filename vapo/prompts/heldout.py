@@ -40,7 +40,7 @@ def without(
 
 
 def _key(source: TrainingSource) -> str:
-    """Return the config key of a training source."""
+    """Return the config key of a training source, which has a name only within a mixture."""
     return f"data.train.sources.{source.name}" if source.name else "data.train"
 
 
@@ -79,7 +79,9 @@ def split_off(
 def _split(
     source: TrainingSource, size: int, seed: int, *, total: int
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Split `size` prompts, chosen by the seed, off a source; return training and held-out.
+    """Split `size` prompts, chosen by the seed, off a source; return training and held-out ones.
+
+    At least one prompt must remain for training. Both keep the source's order.
 
     Raises: UserError: the source has too few prompts.
     """

@@ -170,7 +170,7 @@ def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingS
 
 
 def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) -> list[Prompt]:
-    """Return the prompts of one source that are not too long, and count the ones that are.
+    """Return the prompts of one source that have at most `max_prompt_tokens`; count the others.
 
     Raises: UserError: the source has no rows, or none of its prompts fits.
     """

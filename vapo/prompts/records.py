@@ -38,12 +38,19 @@ def read_records(source: FileSource, *, key: str) -> Records:
 
 
 def is_on_a_hub(source: FileSource) -> bool:
-    """Whether `datasets` loads the source: its path is a hub's id or a folder, not a file."""
+    """Whether the library `datasets` loads the source, as it does an id of a hub or a folder.
+
+    A path that ends in .jsonl, .json or .parquet and is not a folder is read as a file.
+    """
     return _reader(source) is _huggingface_records
 
 
 def _reader(source: FileSource) -> Callable[[Any, str], Records]:
-    """Return the reader for a source's kind. If a dataset's path is a file, its suffix decides."""
+    """Return the function that reads a source, by its kind.
+
+    If the kind is `huggingface` and the path is not a folder, the suffixes .jsonl, .json and
+    .parquet decide instead.
+    """
     file = Path(source.path)
     suffix = file.suffix if isinstance(source, HuggingfaceSource) and not file.is_dir() else ""
     if isinstance(source, JsonlSource) or suffix in (".jsonl", ".json"):
@@ -108,7 +115,7 @@ def _value_of(line: bytes, place: str) -> Any:
 
 
 def _array_records(file: Path) -> Records:
-    """Yield the objects of a file that is one JSON array.
+    """Yield the items of a file that is one JSON array, each after its place.
 
     Raises: UserError: the file is too large to be in memory as a whole, or is not JSON.
     """
@@ -184,6 +191,8 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Records:
 
 def check_dataset_path(path: str, key: str) -> None:
     """Check a dataset's path. A path that does not exist on this machine is taken to be a hub's id.
+
+    A folder is not looked into.
 
     Raises: UserError: the path is a file that cannot be read as a dataset; or the hub cannot be
         reached, and its caches have no such dataset.

@@ -52,7 +52,12 @@ class LeftOut:
 def passing(
     records: Iterable[tuple[str, Any]], source: FileSource, key: str, left_out: LeftOut
 ) -> Iterator[tuple[str, Any]]:
-    """Yield records with a pass rate in the source's bounds; `left_out` counts the others."""
+    """Yield records with a pass rate in the source's bounds; `left_out` counts the others.
+
+    Without bounds every record passes. So does one that is not an object, which is refused later.
+
+    Raises: UserError: a record has no pass rate, or one that is not between 0 and 1.
+    """
     low, high = source.min_pass_rate, source.max_pass_rate
     for place, record in records:
         if (low, high) != (None, None) and isinstance(record, Mapping):
@@ -64,7 +69,10 @@ def passing(
 
 
 def first_of_each(rows: Iterable[SourceRow], left_out: LeftOut) -> Iterator[SourceRow]:
-    """Yield the first row of each problem, a text or messages; `left_out` counts others."""
+    """Yield the first row of each problem, which is a text or messages.
+
+    `left_out` counts the others, and how many of them have another answer than the first row.
+    """
     answers: dict[str, str] = {}
     for row in rows:
         problem = row.problem if isinstance(row.problem, str) else json.dumps(row.problem)

@@ -34,9 +34,11 @@ from vapo.prompts.rows import Demonstration, LeftOut, Message, SourceRow, first_
 def read_rows(
     source: PromptSource, *, key: str, left_out: LeftOut | None = None
 ) -> list[SourceRow]:
-    """Return the rows of one source. `left_out` counts duplicates and others that are dropped.
+    """Return the rows of one source, at most its `num_examples`.
 
-    `key` is the source's key in the config, for error messages.
+    Rows of a file with a pass rate outside the source's bounds are dropped, and with `deduplicate`
+    all rows but the first of each problem. `left_out` counts them up to the last row that is
+    returned. `key` is the source's key in the config, for error messages.
 
     Raises: UserError: the source is missing or a row is malformed; it names file and line.
     """
@@ -68,12 +70,13 @@ def _rows_of_generator(source: FunctionSource | ProceduralSource, key: str) -> I
 
 
 def check_source(source: PromptSource, *, key: str) -> None:
-    """Check that a source exists and that its first row has the columns. Other rows are not read.
+    """Check that a source exists and, in a file, that its first row has the columns.
 
     A hub's dataset is not checked here, since it may have to be loaded over the network. A shipped
     task's options are tried on one row; a user's generator is not called.
 
-    Raises: UserError: what `read_rows` raises.
+    Raises: UserError: the source or the package is missing, an option of a procedural task is not
+        valid, or the first row is malformed.
     """
     if isinstance(source, ReasoningGymSource):
         check_reasoning_gym(key)

@@ -68,8 +68,8 @@ class SpelledText:
     def rendered_ids(self, text: str) -> list[int] | None:
         """Return the token ids of a rendered text that has marks, or None if it has none.
 
-        Marked texts become letters. All text between two special tokens of the template is spelled
-        if a mark is in it.
+        A mark stands for a special token's text in a row, which is tokenized as ordinary letters
+        (`letters`), and so is all text around it up to the template's next special tokens.
         """
         if not _MARK.search(text):
             return None

@@ -111,7 +111,7 @@ class Turns:
         return self.order[place % self.period]
 
     def count(self, source: int, place: int) -> int:
-        """Return the number of turns that a source has before position `place`."""
+        """Return the number of turns that a source has before position `place` of the order."""
         cycle, rest = divmod(place, self.period)
         return cycle * self.weights[source] + bisect_left(self._places[source], rest)
 
@@ -149,6 +149,8 @@ def group_sampling(
     world_size: int = 1,
 ) -> list[Prompt]:
     """Return this rank's prompts of one iteration. It is a pure function of its arguments.
+
+    `num_prompts` should be a multiple of `world_size`; a remainder is left out.
 
     Iterations go through seeded permutations of the whole set, one after the other: iteration i
     takes positions [i * num_prompts, (i + 1) * num_prompts) of this sequence, so no prompt is

@@ -131,10 +131,10 @@ def oracle_states(problem: str, response: str) -> list[str] | None:
 
     It is None if the text is not such a problem. Within a step a state has the number of swaps that
     are left, and `on` if all labels and the last position were right, else `off`. After the label
-    come `a+` if it is right, else `a-`; after digits their number, `+` if the last one is the
-    ball's position after the swap (else `-`), and `c` if they do not repeat the swap. After the
-    semicolon a state says whether the ball was followed to the end; after the answer, whether that
-    is right.
+    come `a+` if it is right, else `a-`; after digits their number (at most 4), `+` if the last one
+    is the ball's position after the swap (else `-`), and `c` if they do not repeat the swap. After
+    the last swap a further step is `beyond`, with the number of its digits. After the semicolon a
+    state says whether the ball was followed to the end; after the answer, whether that is right.
 
     >>> oracle_states("3a31=", "a1;1")
     ['1 on', '1 on a+', '1 on a+1+c', 'end on 0 left', 'right']
