@@ -158,7 +158,8 @@ class SweepDisplay:
     def update(self, running: Sequence[RunningTask], counts: str, left_s: float | None) -> None:
         """Show how far the running tasks are, unless they were shown a moment ago.
 
-        It may be called as often as one likes.
+        It may be called as often as one likes. In a terminal that can redraw, a new set of running
+        tasks is shown at once. Elsewhere, lines that have not changed are not printed again.
 
         Args:
             counts: a text on how many runs have ended, are running and are to come.
@@ -188,7 +189,10 @@ class SweepDisplay:
         return f"{text}, about {format_seconds(max(0.0, self._expected_end - now))} left"
 
     def _render(self) -> RenderableType:
-        """Return the terminal's block: a line on the sweep, then one for each running task."""
+        """Return the terminal's block: a line on the sweep, then one for each running task.
+
+        It is empty before the first `update`.
+        """
         if not self._counts:
             return Group()
         now = self._clock()

@@ -85,7 +85,10 @@ class TaskFolder:
         return next((path for path in reversed(checkpoints) if path.exists()), None)
 
     def finished(self) -> Outcome | None:
-        """Return the outcome of a run that finished in an earlier sweep; None if there is none."""
+        """Return the outcome of a run that finished in an earlier sweep; None if there is none.
+
+        It is None, too, if the run's folder is gone or `status.json` cannot be read.
+        """
         with contextlib.suppress(OSError, ValueError):
             status = json.loads((self.path / "status.json").read_text())
             outcome = Outcome(**{**status["outcome"], "was_done": True})
@@ -96,7 +99,8 @@ class TaskFolder:
     def end(self, returncode: int, seconds: float, *, was_resumed: bool = False) -> Outcome:
         """Record in `status.json` how the task's process ended, and return it.
 
-        The score and the ids come from the summary that the process wrote.
+        The score and the ids come from the summary that the process wrote. A process that wrote
+        none has failed, even with exit code 0.
 
         Args:
             returncode: the process's exit code, or minus the signal that killed it.

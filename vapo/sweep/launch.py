@@ -102,7 +102,8 @@ class LocalLauncher:
     def environment(self, slot: int, devices: int) -> dict[str, str]:
         """Return the environment variables of a run: its number of threads, and its GPUs.
 
-        The runs take `devices` GPUs each, round robin by their slot.
+        The runs take `devices` GPUs each, round robin by their slot, so that several may share one.
+        If there are no GPUs to share, the variable for them stays as it is.
         """
         environment = python_environment() | {STARTER: str(os.getpid())}
         environment.update(dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads)))
@@ -205,7 +206,11 @@ def num_cores() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Return the ids of the GPUs that this process may use, without loading torch."""
+    """Return the ids of the GPUs that this process may use, without loading torch.
+
+    They are those of CUDA_VISIBLE_DEVICES if it is set, else all that nvidia-smi lists. Without
+    nvidia-smi there are none.
+    """
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     if variable is not None:
         return [gpu.strip() for gpu in variable.split(",") if gpu.strip() not in ("", "-1")]

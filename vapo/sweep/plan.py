@@ -164,7 +164,11 @@ def compose_rows(
 def _tasks_of(
     row: GridRow, config: FitConfig, base: FitConfig, seed: int
 ) -> tuple[Task | None, Task]:
-    """Return the tasks of a row and a seed: its value pretraining or None, and its run."""
+    """Return the tasks of a row and a seed: its value pretraining or None, and its run.
+
+    Raises: UserError: the row pretrains a critic whose value head is a user's function, which the
+        critic's folder cannot hold.
+    """
     config = replace(config, seed=seed)
     if not resolve(config).value_pretraining_iterations:
         return None, Task(row, seed, config, task_identity(config))
@@ -183,6 +187,8 @@ def _tasks_of(
 
 def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     """Return the config of the run that only pretrains the critic of `config`.
+
+    It has no policy iterations and a seed of its own, which depends on the config's.
 
     Args:
         other: the config whose values replace the keys that have no influence on value pretraining.

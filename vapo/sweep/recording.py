@@ -135,6 +135,9 @@ class ParentRun:
     def record_end(self, task: Task, outcome: Outcome) -> None:
         """Note how a task ended, and record the sweep's present state.
 
+        A run that had finished in an earlier sweep gets the tags of this one, unless it was deleted
+        from the store.
+
         Raises: OSError: `sweep.json` cannot be written in the sweep's folder.
         """
         from mlflow.exceptions import MlflowException
@@ -152,6 +155,8 @@ class ParentRun:
 
     def _log_scores(self) -> None:
         """Log each row's mean score over its finished seeds, and the best of these means.
+
+        Nothing is logged before the first score.
 
         The step of these metrics is the number of runs that have ended.
         """
@@ -175,6 +180,8 @@ class ParentRun:
 
     def abandoned(self, attempt: Path) -> None:
         """Mark a run as abandoned: it was killed before a checkpoint, and is started anew.
+
+        A run that was not recorded in the store, or cannot be reached there, is ignored.
 
         Args:
             attempt: the run's folder.

@@ -46,6 +46,8 @@ class TaskRunner:
     def run(self) -> dict[str, Outcome]:
         """Run all tasks, and return their outcomes by identity.
 
+        A task that an earlier sweep in this folder has finished is not run again.
+
         A signal or an error stops the running processes before it is raised.
         """
         for task in self.tasks:
