@@ -98,7 +98,8 @@ class Box:
 def last_box(text: str) -> Box | None:
     r"""Return the text's last box. If only `,`, `and` or `or` is between the last boxes, join them.
 
-    The result is None if there is no box. Placeholders count only if there is no other box.
+    The result is None if there is no box. Empty boxes and other placeholders, such as
+    `\boxed{answer}`, count only if there is no other box.
 
     >>> last_box(r"so $x = \boxed{1}$ or $x = \boxed{2}$, in \boxed{} form").content
     'x = 1 or x = 2'
@@ -236,8 +237,8 @@ def _without_braces(text: str, start: int, end: int) -> _Span | None:
 def last_tag(text: str) -> Box | None:
     """Return the text's last `<answer>...</answer>`, or None if there is none.
 
-    Placeholders count only if there is no other tag. A tag that does not close is cut, unless it is
-    a mention: `as asked in <answer> tags`.
+    Empty tags and other placeholders count only if there is no other tag. A tag that does not close
+    is cut, unless it is a mention: `as asked in <answer> tags`.
     """
     placeholder: Box | None = None
     tag: Box | None

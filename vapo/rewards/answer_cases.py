@@ -35,9 +35,9 @@ def case_points(nodes: tuple[Node, ...], name: str, evaluate: Evaluate) -> list[
     """Return values of the symbol, one in each case of the expressions.
 
     Cases meet where the argument of an absolute value is 0, a denominator is 0 and so on. The
-    values lie between these meeting points and beyond them. If there is a floor, the meeting points
-    themselves and whole numbers are returned as well. The list is empty if no meeting point is
-    found.
+    values lie between these meeting points and beyond them. If there is a floor, the rational
+    meeting points themselves and some whole numbers are returned as well. Only the `MAX_MEETINGS`
+    meeting points nearest to 0 are used. The list is empty if none is found.
     """
     parts = dict.fromkeys(part for node in nodes for part in _parts(node))
     places = {place for part in parts for place in _meetings(part, name, evaluate)}
@@ -75,7 +75,7 @@ def _steps(argument: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
     """Yield values of the symbol for which the argument of a floor is a whole number.
 
     Only four whole numbers are looked for: those next to the argument's value at the first sampled
-    place that has one.
+    place that has one. If that value is not real, or 10**9 or more in size, none are.
     """
     values = (evaluate(argument, x) for x in _SAMPLED)
     value = next((value for value in values if value is not None), None)
@@ -88,7 +88,8 @@ def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterat
     """Yield the values of the symbol for which the node's value is `target`.
 
     The operations on the symbol are inverted one after the other, from the outermost to the
-    innermost.
+    innermost. If the symbol is in several operands, the values are found only if the node is a
+    polynomial of low degree, or a product or quotient that is to be 0.
     """
     varying = [child for child in node.children if name in symbols_of(child)]
     if node.kind == "symbol" and node.value == name:
@@ -176,7 +177,10 @@ def _zeros_of_polynomial(values: list[Number | None]) -> list[Number]:
 
 
 def _roots(coefficients: list[Number]) -> list[Number]:
-    """Return the real roots of a polynomial. The coefficient of the highest power comes first."""
+    """Return the real roots of a polynomial. The coefficient of the highest power comes first.
+
+    From degree 3 on they are found numerically; the list is empty if that does not converge.
+    """
     first, second = coefficients[:2]
     if len(coefficients) == 2:
         return [-second / first]

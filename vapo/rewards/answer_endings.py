@@ -114,7 +114,8 @@ def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -
 
     The last line may be `Answer: 42`, `The answer is 42.`, `#### 42`, an answer itself, `so x =
     42`, `The total is 42.` or `So she has 42 apples left.`. A line that denies something has no
-    answer. The first three forms are marked answers, after which lines without a number may follow.
+    answer. The first three forms are marked answers, after which up to `MAX_REMARKS` lines without
+    a number may follow. Only the last `MAX_PLAIN_CHARS` characters are read.
 
     Args:
         is_answer: tells whether a whole text is an answer.

@@ -23,6 +23,7 @@ def is_same_answer(reference: str, response: str, *, counts_percent: bool = Fals
 
     A unit or a name that the reference has may be left out. A unit that the reference lacks may be
     added if it does not change the number: `42 apples` is 42, `42 million` and `42 dozen` are not.
+    Answers that are not understood, or are too large to compute, equal only their own spelling.
 
     Args:
         counts_percent: whether `25%` equals the reference 25, too, and not only 0.25.

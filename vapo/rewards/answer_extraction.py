@@ -20,7 +20,7 @@ def extract_answer(response_text: str) -> str | None:
     The answer is the content of the last box or tag, whichever begins later; if both are missing,
     it is what the last lines give. A placeholder, as in `I used an <answer></answer> tag`, counts
     only where no other box or tag, and no mark such as `Answer: 42`, gives the answer. The text is
-    empty if the box or tag is.
+    empty if the box or tag is. If there is neither, `boxed{...}` without its backslash is a box.
     """
     text = plain_characters(response_text)
     candidates = _candidates(text)
@@ -41,6 +41,8 @@ def _candidates(text: str) -> list[Box]:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the text's last `\boxed{...}`, or None if there is no box.
+
+    Neighbouring boxes at the end are joined (`last_box`).
 
     >>> last_boxed(r"\boxed{1}, no: \boxed {\frac{1}{2}}")
     '\\frac{1}{2}'

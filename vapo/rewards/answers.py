@@ -87,7 +87,10 @@ _MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 
 @lru_cache(maxsize=4096)
 def parse_answer(text: str) -> Form:
-    """Parse an answer's text. The form is `unknown` if any part of the text is not understood."""
+    """Parse an answer's text. The form is `unknown` if any part of the text is not understood.
+
+    It is `unknown`, too, for a text that is too long, or that could take long to parse.
+    """
     if len(text) > MAX_ANSWER_CHARS:
         return Form("unknown", spelling=text.strip())
     cleaned = clean(text)

@@ -30,7 +30,8 @@ def as_trl_or_verl_function(function: Callable[..., Any], label: str) -> ThreeAr
     """Return a function of response text, answer and metadata that calls `function` as TRL or verl
     does.
 
-    It is None if the names of `function`'s parameters are neither TRL's nor verl's.
+    It is None if the names of `function`'s parameters are neither TRL's nor verl's, or are not
+    known, as with some built-in functions.
 
     Args:
         label: the config key and the function, for messages.

@@ -52,6 +52,8 @@ class UnsafeTextError(ValueError):
 def check_expression_source(source: Any) -> None:
     """Check that Python source is a small expression of numbers, literals and known functions.
 
+    Only SymPy's own import of all its names passes, too.
+
     Raises: UnsafeTextError: the source is anything else.
     """
     if isinstance(source, (str, bytes)):
@@ -179,6 +181,9 @@ def guarded() -> Iterator[None]:
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     """While `guarded`, refuse what this audit event announces: code, a file for writing, a process.
 
+    Small expressions (`check_expression_source`), reading files and listing folders are allowed,
+    and so is all that importing a library does.
+
     Raises: UnsafeTextError: the event is refused.
     """
     global _guarded
@@ -232,9 +237,10 @@ def check_latex(text: str) -> None:
     """Check that parsing a LaTeX text cannot take long.
 
     A parser's time grows exponentially with nesting, and it would compute sums, integrals and
-    limits. The limits are far above what an answer needs.
+    limits. The bounds on length and nesting are far above what an answer needs.
 
-    Raises: UnsafeTextError: the text is above a limit.
+    Raises: UnsafeTextError: the text is above a bound, or has a command or a character that is
+        refused, such as a sum's or a digit that is not ASCII.
     """
     if any(c.isdigit() and not c.isascii() for c in text):
         raise UnsafeTextError("digits that are not ASCII")

@@ -10,7 +10,10 @@ LARGE = 10.0
 
 
 def about_large(rewards: Iterable[float]) -> str | None:
-    """Return a warning if the largest reward's absolute value is above `LARGE`, else None."""
+    """Return a warning if a reward's absolute value is above `LARGE`, else None.
+
+    The warning names the reward that is largest in size.
+    """
     largest = max(rewards, key=abs, default=0.0)
     if abs(largest) <= LARGE:
         return None

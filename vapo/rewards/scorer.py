@@ -211,7 +211,7 @@ class VerifierScorer(Scorer):
         Timeouts are counted until the first verdict, so that a verifier which never returns ends
         the run after its first responses, and not after a whole batch of time limits. A verifier
         that returns a value of a wrong type, for example a dict, ends the run at once. It may
-        return None for some responses.
+        return None for some responses. Nothing is checked where the caller shows each verdict.
 
         Raises: UserError: the verifier timed out on as many responses as it may, or returned a
             value of a type that it may not.
@@ -239,7 +239,10 @@ class VerifierScorer(Scorer):
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[Rollout]:
-        """Return the rollouts with their verdicts. `advance(1)` is called for each verdict."""
+        """Return the rollouts with their verdicts. `advance(1)` is called for each verdict.
+
+        Raises: UserError: a verifier gave no verdict on any response of a large enough batch.
+        """
         verdicts: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -311,7 +314,7 @@ class VerifierScorer(Scorer):
 class EnvironmentScorer(Scorer):
     """Gets rewards from the config's environment, which it starts at once; no verifier is used.
 
-    Raises: what `make_environments` raises.
+    Raises: UserError: the environment cannot be imported or loaded.
     """
 
     def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
@@ -345,7 +348,8 @@ class EnvironmentScorer(Scorer):
 def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
     """Start the scorer of a config: its environment if it has one, else its verifiers.
 
-    Raises: what `EnvironmentScorer` and `VerifierScorer` raise.
+    Raises: UserError: a setting is missing or unusable, or the environment or a verifier cannot be
+        imported.
     """
     kind = EnvironmentScorer if config.environment.is_used else VerifierScorer
     return kind(config, output)

@@ -140,7 +140,11 @@ class WorkerPool:
                 question.forget()
 
     def _handle_answer(self, answer: Answer) -> None:
-        """Pass a reply on. If its process has ended, queue that process's other tasks again."""
+        """Pass a reply on. If its process has ended, queue that process's other tasks again.
+
+        If another task may have made the process end, the replied task is queued again, too, and
+        its reply is dropped. With several tasks at a time, each then gets a process alone.
+        """
         worker_questions = self._questions_by_worker[answer.key]
         question = worker_questions.popleft()
         if answer.is_last:
@@ -252,6 +256,9 @@ class TextJudge:
     def submit(self, text: Text, on_reply: OnReply) -> Callable[[], object]:
         """Queue a text. `poll` passes the fields of its judgement, or a `failure`, to `on_reply`.
 
+        The verifier `exact` replies at once. Others get only the last `MAX_RESPONSE_CHARS`
+        characters of the response.
+
         Returns: a function that withdraws the text.
         """
         response, answer, metadata = text
@@ -286,7 +293,8 @@ def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str |
 
     With `rewards.answer_after` that is the part after the last occurrence of this text, without
     leading space. If the prompt ends with the text, as where thinking is turned off, a response
-    without it is judged as a whole.
+    without it is judged as a whole, and so is every such response if `rewards.without_answer_after`
+    is `whole`.
 
     Args:
         prompt: what the policy read, special tokens included; empty if it is not known.

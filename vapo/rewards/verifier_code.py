@@ -127,8 +127,9 @@ def _as_vapo_function(function: Callable[..., Any], label: str) -> ThreeArgument
 def judgement_of(result: Any, *, correct: float) -> Judgement:
     """Convert what a user's function returned for one response to a judgement.
 
-    A bool is the verdict, a number is the reward, and `(bool, number)` is both. A response whose
-    reward is at least `correct` is correct if no bool says otherwise.
+    A bool is the verdict, a number is the reward, and `(bool, number)` is both. They may be scalars
+    of numpy or torch. If there is no bool, a response is correct if its reward is at least
+    `correct`, up to a rounding error.
 
     Raises: TypeError: the result is something else.
     """

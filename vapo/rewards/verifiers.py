@@ -47,12 +47,18 @@ MAX_RESPONSE_CHARS = 200_000
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-    """Judge a response correct if all of its text, stripped, equals the answer."""
+    """Judge a response correct if all of its text equals the answer, spaces around both aside.
+
+    An empty response is incorrect.
+    """
     return _compare(response_text.strip(), answer)
 
 
 def make_regex(pattern: str | None) -> Verifier:
     """Make the verifier that compares the first group of the pattern's last match with the answer.
+
+    Spaces around both do not count. A response without a match, or with an empty group, is
+    incorrect.
 
     Raises: UserError: there is no pattern, it does not compile, or it has no group.
     """

@@ -21,7 +21,7 @@ def count_votes(
 
     The index is None for a response without an answer or with a failure. Equal texts are equal
     answers. Different texts are compared by the pool's processes, within one verdict's time limit
-    per group. Without a pool they count as different answers.
+    per group. Without a pool, or if that fails, they count as different answers.
     """
     votes: list[int | None] = []
     for first in range(0, len(rollouts), group_size):
