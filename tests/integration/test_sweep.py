@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo
@@ -184,9 +187,13 @@ def test_a_failing_row_is_reported_and_the_others_run(
     ForkedRuns(monkeypatch, tmp_path / "seconds")
     monkeypatch.setattr(report, "draw_all", lambda collection: iter(()))
     grid = tmp_path / "grid.yaml"
+    broken = shutil.copytree(ROOT / "models/state_tracking/policy", tmp_path / "broken")
+    save_file(
+        {"other": torch.zeros(96, 96)}, broken / "model.safetensors"
+    )  # is seen when it is loaded
     grid.write_text(
         "rows:\n"
-        "  - {row: broken, overrides: {actor.path: nowhere, actor.optimizer.lr: 1e-5}}\n"
+        f"  - {{row: broken, overrides: {{actor.path: {broken}, actor.optimizer.lr: 1e-5}}}}\n"
         "  - {row: whole, overrides: {components.value_pretraining.enabled: false}}\n"
     )
     done = sweep(
@@ -198,7 +205,7 @@ def test_a_failing_row_is_reported_and_the_others_run(
         run=vapo,
     )
     assert done.returncode == 2
-    assert "vapo: actor.path: nowhere: there is no such folder here" in done.stdout + done.stderr
+    assert f"    | vapo: {broken}" in done.stdout
     assert "broken/0 not started: its value pretraining failed" in done.stdout
     assert "whole/0 finished" in done.stdout
     assert "| whole | 1 |" in done.stdout
