@@ -158,6 +158,16 @@ def test_a_line_says_whether_a_critic_can_help(limits: tuple[float, float], said
         assert "not clear" in _forecast(Figure(0.5, *limits), group_size=1.4)
 
 
+def test_the_correlation_of_first_values_by_hand() -> None:
+    """Among a prompt's responses V - mean is -1, 1 and .5, -.5; R - mean is -1, 1 and -1, 1."""
+    rows = [
+        response(reward, [value, 9.0], group=group)
+        for group, reward, value in [("a", -1, 0.0), ("a", 1, 2.0), ("b", -1, 7.0), ("b", 1, 6.0)]
+    ]
+    # (1 + 1 - 0.5 - 0.5) / sqrt((1 + 1 + 0.25 + 0.25) * 4)
+    assert of(rows).start_correlation.value == pytest.approx(1 / 10**0.5)
+
+
 def test_length_is_told_by_other_groups() -> None:
     """Values 0, 2 and 1, 5 at two places: each is one's own, less the other group's."""
     found = of([response(1, [0.0, 2.0]), response(-1, [1.0, 5.0], group="1")])

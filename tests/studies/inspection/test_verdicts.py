@@ -219,6 +219,17 @@ def test_a_critic_that_knows_less_than_the_siblings_is_told() -> None:
     assert more == pytest.approx(0.35**2 - 0.73 / 15, abs=0.04)
 
 
+def test_values_that_know_the_reward_before_the_first_token() -> None:
+    """Half of each value is the reward: no critic can know it, however well it explains returns."""
+    responses = made_up.sound()
+    leaking = made_up.with_values(responses, lambda row, v: 0.5 * v + 0.5 * row.reward)
+    assert wrong(leaking) == ["inspect-leak"]
+    assert "inspect-follows" not in {remark.anchor for remark in said(leaking)}
+    noise = np.random.default_rng(0).normal  # of low precision, for example
+    noisy = made_up.with_values(responses, lambda _, v: v + 0.05 * noise(size=len(v)))
+    assert wrong(noisy) == []
+
+
 def test_shifted_flat_and_extreme_values() -> None:
     responses = made_up.sound()
     shifted = made_up.with_values(responses, lambda _, v: v + 0.5)
@@ -350,6 +361,6 @@ def test_the_documentation_has_the_thresholds() -> None:
         for name, value in vars(module).items()
         if name.isupper() and name[0] != "_" and isinstance(value, float)
     }
-    assert len(known) == 22
+    assert len(known) == 23
     for name, value in known.items():
         assert f"`{name}` = {value:g}" in text, name

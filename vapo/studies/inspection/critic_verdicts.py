@@ -23,6 +23,7 @@ LENGTH_ABOVE = 0.6  # share of the values' variance that position and length exp
 ALL_LENGTH_ABOVE = 0.8  # the same share: the critic reads nothing but length
 OUTSIDE_ABOVE = 0.02  # share of values that cannot be returns
 FLAT_ABOVE, EXTREME_BELOW = 1.6, 0.6  # slope of the returns on the values
+LEAKS_ABOVE = 0.1  # correlation of first value and return among the responses to a prompt
 SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or cannot be returns
 
 
@@ -286,6 +287,25 @@ def shift_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remark
             "The first tokens' advantages are wrong by the shift. The policy has moved on since "
             "the critic learned, or its targets are made of its own values: more critic steps, "
             "lambda 1 for the critic, or value pretraining.",
+        )
+
+
+def leak_remark(critic: CriticFigures) -> Remarks:
+    """Yield a remark if the values before the first token know how their response ends.
+
+    All responses to a prompt have the same state there, so a critic gives them the same value.
+    """
+    if critic.start_correlation.low > LEAKS_ABOVE:
+        yield Remark(
+            "inspect-leak",
+            "wrong",
+            "The first values know the reward",
+            "Before the first token all responses to a prompt are alike, but the file's values "
+            f"differ there, and their correlation with the return is "
+            f"{quote(critic.start_correlation)}. No critic can know that.",
+            "Values that contain the reward, the answer or later tokens make advantages of noise: "
+            "check that the file has the critic's outputs, not returns or advantages, and that the "
+            "critic's attention is causal.",
         )
 
 

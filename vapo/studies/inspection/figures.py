@@ -53,6 +53,8 @@ class CriticFigures:
     explained_between          how much of the differences between prompts' mean returns the values
                                before the first token explain, corrected for few responses
     explained_within           how much of the differences within groups V explains
+    start_correlation          correlation, within groups, of the value before the first token and
+                               R: 0 if the value knows the prompt alone, as it must
     value_between              the share of V's variance that lies between groups
     siblings_ahead             how much more of R the mean reward of the other responses explains
                                than V does, over the tokens that have both
@@ -87,6 +89,7 @@ class CriticFigures:
     outside: Figure
     explained_between: Figure
     explained_within: Figure
+    start_correlation: Figure
     value_between: Figure
     siblings_ahead: Figure
     gradient_noise_ratio: Figure
@@ -136,6 +139,9 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         outside=figure(lambda s: s["outside"] / s["n"]),
         explained_between=figure(_between),
         explained_within=figure(lambda s: 1 - s["within_d"] / nonzero(s["within_r"])),
+        start_correlation=figure(
+            lambda s: s["start_vr"] / np.sqrt(nonzero(s["start_vv"]) * nonzero(s["start_rr"]))
+        ),
         value_between=figure(lambda s: 1 - s["within_all_v"] / (s["n"] * nonzero(_var(s, "v")))),
         siblings_ahead=figure(_siblings_ahead),
         gradient_noise_ratio=figure(_gradient_noise_ratio),
@@ -186,16 +192,19 @@ def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
     counts = np.maximum(start, 1)
     reward = np.bincount(row_group, weights=r[is_first], minlength=num) / counts
     value = np.bincount(row_group, weights=v[is_first], minlength=num) / counts
-    squares = (r[is_first] - reward[row_group]) ** 2
-    noise = np.bincount(row_group, weights=squares, minlength=num) / np.maximum(start - 1, 1)
-    noise /= counts
+    apart = {"r": r[is_first] - reward[row_group], "v": v[is_first] - value[row_group]}
+    starts = {
+        f"start_{a}{b}": np.bincount(row_group, weights=apart[a] * apart[b], minlength=num)
+        for a, b in ("vr", "vv", "rr")
+    }
+    noise = starts["start_rr"] / np.maximum(start - 1, 1) / counts
     counts_between = ((start >= 2) & several).astype(float)
     assert len(rows) == len(row_group)
     between = {"prompts": np.ones(num), "m": reward, "mm": reward**2 - noise}
     between |= {"e": reward - value, "ee": (reward - value) ** 2 - noise}
     columns = {name: np.where(counts_between > 0, x, 0.0) for name, x in between.items()}
     inside = {"within_r": within(r), "within_d": within(v - r), "within_v": within(v)}
-    columns |= {name: np.where(several, x, 0.0) for name, x in inside.items()}
+    columns |= {name: np.where(several, x, 0.0) for name, x in (inside | starts).items()}
     return columns | {"within_all_v": within(v)}
 
 

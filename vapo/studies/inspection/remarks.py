@@ -22,6 +22,7 @@ INSPECT_ROWS = {
     "inspect-extreme": "inspect: too extreme",
     "inspect-follows": "inspect: follows the returns",
     "inspect-rewards": "inspect: rewards along the way may be missing",
+    "inspect-leak": "inspect: the first values know the reward",
     "inspect-siblings": "inspect: no better than the mean of the other responses",
     "inspect-alignment": "inspect: each value stands at its own token",
     "inspect-micro-batches": "inspect: a mean over micro-batches",

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from vapo.intervals import Figure, decimals, quote
 from vapo.studies.inspection.critic_verdicts import (
+    leak_remark,
     main_diagnosis,
     shift_remark,
     siblings_remark,
@@ -60,6 +61,9 @@ def _run_remarks(findings: Findings) -> list[Remark]:
             *siblings_remark(critic, diagnosis),
         ]
         doubt = doubt_reason(findings.sums)
+        is_aligned = findings.alignment is None or not findings.alignment.shift
+        if is_aligned and (leak := list(leak_remark(critic))):  # no other verdict is true then
+            return_remarks = leak
         items += [*_alignment_remark(findings, diagnosis), *_advantages_remark(findings)]
         items += with_doubt(return_remarks, doubt) if doubt else return_remarks
         items += _micro_batches_remark(findings)
