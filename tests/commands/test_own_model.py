@@ -407,6 +407,14 @@ def test_keys_of_the_fit_command_may_stand_in_its_estimate(shape: str):
     assert (config.data.system_prompt, config.seed) == ("Be brief.", 3)
 
 
+def test_an_estimate_without_a_gpu_says_how_to_ask_about_one(model: str, file: str, shape: str):
+    """The line of a run does not: it takes the machine as it is."""
+    advice = "for a GPU of 80 GB add --gpu_memory_gib 80"
+    assert advice in own_model(shape, None, None, config_is_enough=True).line
+    assert advice not in own_model(shape, None, None, gpu_gib=80.0, config_is_enough=True).line
+    assert advice not in own_model(model, file, "exact").line
+
+
 def test_an_estimate_needs_no_data_and_no_reward(shape: str, capsys: pytest.CaptureFixture[str]):
     assert main(["estimate", "--model", shape, "seed=3"]) == 0
     assert "peak: " in capsys.readouterr().out

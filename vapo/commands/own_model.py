@@ -231,6 +231,8 @@ def _for_this_machine(
             parts.append("the engine transformers, which is slow on a GPU: install vllm")
     else:
         parts += _partial_training(base, values, overrides)
+        if not names_changes:  # `vapo estimate`
+            parts.append("the memory is this machine's; for a GPU of 80 GB add --gpu_memory_gib 80")
     parts += [*lines, "KEY=VALUE changes any key that --print_config shows"]
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
     return OwnModel([base], [*as_overrides(values), *overrides], redacted(line))
