@@ -65,7 +65,11 @@ class Run:
 
     @property
     def score_after(self) -> float | None:
-        """The held-out score (avg@k) of the policy after the last iteration."""
+        """The held-out score (avg@k) in the run's last evaluation.
+
+        That is after the last iteration, unless the run ended itself before. The score is None if
+        it was not measured or is not a finite number.
+        """
         return self.summary["score_after"]
 
     @property

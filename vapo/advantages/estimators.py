@@ -181,7 +181,12 @@ def group_mean_whitened(
 def group_relative_apart(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Return GDPO's advantages: normalize each verifier's rewards in their group, and sum them."""
+    """Return GDPO's advantages, which weigh several verifiers.
+
+    Each verifier's rewards are normalized within their group, and summed with the weights of
+    `rewards.verifiers`. The sums are then scaled to variance 1 over the responses of all ranks
+    except fillers. `token_rewards` are not read: the rewards are those in the rollouts' verdicts.
+    """
     weights = hyperparameters.verifier_weights
     rewards = [[r.by_verifier[name]["reward"] for name in weights] for r in batch.rollouts]
     scored = group_relative_apart_advantages(

@@ -52,10 +52,19 @@ NamedRow = tuple[str, SourceRow]
 
 @dataclass(frozen=True)
 class GivenResponse:
-    """A response from the file of `--responses`. It is judged against its `answer`, else a data
-    row.
+    """A response from the file of `--responses`.
 
-    `place` is its file and line; `number` counts the responses from 0.
+    It is judged against its `answer`. If that is None, it is judged against the row of the data
+    with its `prompt_id`, training or held-out. If both are None, response `number` is judged
+    against the training row of the same number.
+
+    Attributes:
+        place: the response's file and line, which errors name.
+        number: the response's position among the file's responses, from 0.
+        response: the text that is judged.
+        prompt_id: the id of a row of the data; None if the line gives none.
+        answer: the right answer; None if the line gives none.
+        metadata: the other values of the line, which the verifier gets with `answer`.
     """
 
     place: str

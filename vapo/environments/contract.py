@@ -20,8 +20,12 @@ EpisodeKey = tuple[int, ...]
 class Verdict:
     """A verifier's judgement of one response, and the response's reward.
 
-    `reward` is the configured value (shaping is added later, see `rewards.overlong`). The other
-    fields are as in `Rollout`.
+    Attributes:
+        is_correct: whether the response is correct; False if the verifier failed.
+        reward: the reward before shaping, which is added later (see `rewards.overlong`).
+        extracted: the answer that the verifier read; None if it read none.
+        failure: why the verifier failed, such as `timeout` or `crash`; None if it did not fail.
+        by_verifier: the verdict of each of several verifiers, by name; empty with one verifier.
     """
 
     is_correct: bool

@@ -105,9 +105,12 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
 
 @contextmanager
 def _windows_for_masks(enabled: bool) -> Iterator[None]:
-    """Inside the block, if `enabled`, let Transformers make a `window_mask` for each kind of layer.
+    """Inside the block, if `enabled`, make no real attention masks in forward passes.
 
-    Otherwise, and outside the block, it makes its own attention masks, [S, S].
+    For each kind of layer `packed_mask` then makes a placeholder instead (`window_mask`). The size
+    of its last dimension is the layer's sliding window, or 0 if the layer has none. Packed
+    attention needs only that size. If `enabled` is False, and outside the block, `packed_mask`
+    makes Transformers' own masks.
     """
     token = _asks_for_windows.set(enabled)
     try:

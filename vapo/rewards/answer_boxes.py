@@ -180,7 +180,14 @@ def _boxes(text: str) -> list[Box]:
 
 @dataclass(frozen=True)
 class _Opening:
-    """The positions at which an open box begins (`start`) and its content begins (`begin`)."""
+    r"""A box that has begun and is not closed yet.
+
+    Attributes:
+        start: the position in the text at which the box begins, with its command.
+        begin: the position at which its content begins.
+        is_frame: whether it is an environment, or a command other than `\boxed` and `\Aboxed`, such
+            as `\fbox`. A frame around other boxes does not count as a box.
+    """
 
     start: int
     begin: int

@@ -79,7 +79,15 @@ class SeveralJudges(Generic[_J]):
         return withdraw
 
     def poll(self, timeout_s: float) -> None:
-        """Poll each judge for an equal share of `timeout_s` (see `WorkerPool.poll`)."""
+        """Let each judge work on its open questions, and pass on the replies that have come.
+
+        The judges are polled one after the other. Once all have replied about a response, its
+        `on_reply` gets the combined verdict.
+
+        Args:
+            timeout_s: how long to wait, in seconds. Each judge waits at most an equal share of it
+                for its first reply. With 0 no judge waits.
+        """
         for judge in self.judges.values():
             judge.poll(timeout_s / len(self.judges))
 

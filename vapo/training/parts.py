@@ -135,10 +135,15 @@ def assemble_parts(
     """Make the datamodule, callbacks and trainer options that train the module.
 
     Args:
+        make_rollouts: called with the module; returns the source of its rollouts.
         critic_dir: the folder to which value pretraining saves its critic. If None, there is no
             callback that begins or ends that phase: the module stays in the phase that it has.
-        stored: the rollouts whose held-out part tells when value pretraining is over.
-        trained, safe_point: see `IterationRunner`.
+        stored: the rollouts whose held-out part tells when value pretraining is over. If None, it
+            is over after its number of iterations, or once its stop limits are met.
+        trained: the networks that minibatches may train: `actor`, `critic` or both. One that is not
+            named stays as it is.
+        safe_point: called between the stages of an iteration. It raises an exception to stop the
+            run.
     """
     config, observers, truths = module.config, list[Observer](), None
     if config.value_truth.every_n_iterations is not None:

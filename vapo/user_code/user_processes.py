@@ -183,7 +183,12 @@ class UserProcesses:
     def end(self, key: Any, order: Order = Order.END) -> None:
         """End the process of a key. A key without a process is ignored.
 
-        If the process is killed and has a host of its own, the host is ended, too.
+        The host is the process that has imported the user's code and forked this one. If hosts are
+        not shared (`UserCode.is_shared`), killing the process also ends its host.
+
+        Args:
+            order: what the host does. With `Order.END` the process may take up to
+                `CLOSE_TIMEOUT_S` to close. With `Order.KILL` it is killed at once.
         """
         process = self._processes.pop(key, None)
         if process is not None:

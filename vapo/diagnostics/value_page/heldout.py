@@ -178,10 +178,18 @@ def write_page(
 ) -> None:
     """Write the value page of held-out rollouts into the file `path`.
 
+    A value page is an HTML file. It shows some responses token by token, with their advantages
+    and, if there is a critic, its values.
+
     Args:
-        batch, checked: what `evaluated_heldout` returned.
-        checkpoint: the path of the checkpoint that was evaluated; None without one.
-        truth: measured true values of the batch.
+        path: the file, which is replaced if it exists.
+        config: the run's config.
+        batch: the held-out rollouts with their advantages, which `evaluated_heldout` returned.
+        checked: says how many responses were left out and why; `evaluated_heldout` returned it.
+        tokenizer: the policy's, which turns the tokens into text.
+        checkpoint: the path of the checkpoint that was evaluated; None if it was the model that
+            the config names.
+        truth: measured true values of the batch; None if they were not measured.
 
     Raises: UserError: the file cannot be written.
     """

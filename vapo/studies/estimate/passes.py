@@ -103,9 +103,13 @@ class NetworkPasses:
     def run(self, one_pass: Callable[..., PassMemory], **sizes: Any) -> PassMemory:
         """Return the memory that a pass through the whole network needs.
 
+        If all layers are equal and more than four, the pass runs on networks of two and of four
+        layers. Half of the difference is what one layer needs, and it is added for each further
+        layer. Otherwise the pass runs on the whole network.
+
         Args:
-            one_pass: the pass, as `FakeNetwork.update`.
-            sizes: the arguments of the pass.
+            one_pass: a method of `FakeNetwork` that runs the pass, such as `FakeNetwork.update`.
+            sizes: the arguments of that method.
         """
         memories = [one_pass(network, **sizes) for network in self._networks]
         if len(memories) == 1:

@@ -269,9 +269,11 @@ def _collapses_in_time(collapse: int | None, unlearn: int | None) -> bool | None
 
 
 def _single_conditions(f: GateFigures) -> dict[str, Condition]:
-    """Return component -> its condition, for the components that a single condition decides.
+    """Return what the figures say of each component whose verdict takes a single comparison.
 
-    A condition is whether it holds, or None if that is unknown, and the figures as text.
+    The keys are the components' names, such as `clip-higher`. A value is a pair: whether the
+    measured figures are within the limits where the component's effect can show, or None if that is
+    unknown, and the figures as text. `judge` explains the limits.
     """
     has_short_horizon = f.horizon_constant < MAX_HORIZON_SHARE * f.mean_length
     weights = _factor(f.weight_adaptive, f.weight_constant)

@@ -31,9 +31,11 @@ HEADS = ("score", "v_head.summary", "classifier", "value_head", "v_head")
 
 
 def load_value_network(path: str) -> tuple[PreTrainedModel, str, str]:
-    """Load a critic, and return (network, description, folder with the tokenizer).
+    """Load a critic from a folder, and return (network, description, folder with the tokenizer).
 
-    The network's head is named `score`. For an adapter, the tokenizer's folder is the base model's.
+    The network's head is named `score`. The description is a phrase for people. It names the
+    architecture and the head, or the kind of adapter, its base model and where the head is from.
+    The tokenizer's folder is `path`, or for an adapter the folder of its base model.
 
     Raises: UserError: no folder, no head with one output, or a pickle.
     """

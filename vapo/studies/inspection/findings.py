@@ -102,7 +102,11 @@ class Findings:
         return (rewards[0], rewards[1]) if len(rewards) == 2 else None
 
     def is_right(self, response: InspectedResponse) -> bool | None:
-        """Whether the response has the higher of two rewards; None if there are not exactly two."""
+        """Whether the response has the higher of the two rewards that occur in these findings.
+
+        The result is None if all their responses together do not have exactly two different
+        rewards.
+        """
         return None if self.outcomes is None else response.reward == self.outcomes[1]
 
 

@@ -109,7 +109,9 @@ class MeasuredTruth:
 def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTruth:
     """Continue some responses of the sample with the policy, and judge the continuations.
 
-    Return the continuations' rewards, with the critic's values if the responses have values.
+    The result has the continuations' rewards, and the critic's values if the responses have any.
+    The verifier also judges some of the file's own responses. The result's `num_judged` is the
+    number of these, and `agreement` is the share of them whose reward it gave again.
 
     Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.
     """

@@ -97,9 +97,11 @@ class FolderBackend(WeightTransferEngine):
 
 
 def register() -> None:
-    """Register the folder backend with vLLM, and let vLLM draw tokens for all seeds at once.
+    """Register `FolderBackend` with vLLM, and let vLLM draw tokens for all seeds at once.
 
-    vLLM calls this in each of its processes. A second call does nothing.
+    The backend transfers weights: it loads the trainer's new weights from a folder that trainer and
+    server share. If this version of vLLM cannot draw for all seeds at once, a warning is logged.
+    vLLM calls this in each of its processes. A second call changes nothing.
     """
     with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(NAME, FolderBackend)
