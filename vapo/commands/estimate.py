@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -72,9 +73,10 @@ def run(
     if (continued := most_continuations(config)) is not None:
         say(continuations_line(config, continued))
     say(disk_line(config, estimate))
+    does_not_fit = gpu_memory_gib is not None and missing_bytes(estimate, gpu_memory_gib) > 0
     if gpu_memory_gib is not None:
         say(memory_verdict(estimate, gpu_memory_gib))
-        if missing_bytes(estimate, gpu_memory_gib) > 0:
+        if does_not_fit:
             say(_changes_lines(given_config, path, gpu_memory_gib))
     if hardware is not None:
         shares = estimate.shares_prompts
@@ -88,7 +90,7 @@ def run(
             sustained_tflops,
             interconnect_gb_s,
         )
-    if gpu_memory_gib is not None and missing_bytes(estimate, gpu_memory_gib) > 0:
+    if does_not_fit:
         raise DoesNotFit
     return estimate
 
@@ -96,12 +98,16 @@ def run(
 def _changes_lines(config: FitConfig, model: str | None, gpu_memory_gib: float) -> str:
     """Say which changes let the config fit. `model` replaces the models of both networks."""
     say("looking for the smallest changes that let it fit ...")
-
-    def peak_of(changed: FitConfig) -> float:
-        return estimate_config(changed, model, tell=lambda line: None)[1].peak
-
     most_bytes = (gpu_memory_gib - _CONTEXT_GIB) * GIB
-    return changes_text(changes_that_fit(config, most_bytes, peak_of))
+    return changes_text(changes_that_fit(config, most_bytes, partial(peak_bytes, path=model)))
+
+
+def peak_bytes(config: FitConfig, path: str | None = None) -> float:
+    """Return the bytes that a config needs at its peak, and print nothing.
+
+    `path` is a folder with a config.json, which replaces the models of both networks.
+    """
+    return estimate_config(config, path=path, tell=lambda line: None)[1].peak
 
 
 def estimate_config(

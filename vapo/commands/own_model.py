@@ -340,7 +340,7 @@ def _changes_to_fit_the_gpu(
     Args:
         names_changes: where these do not fit either, the reason names what would.
     """
-    from vapo.commands.estimate import estimate_config
+    from vapo.commands.estimate import peak_bytes
     from vapo.studies.estimate.memory_changes import (
         PROBE,
         adapters,
@@ -351,7 +351,7 @@ def _changes_to_fit_the_gpu(
 
     def config_and_peak_gib(more: dict[str, Any]) -> tuple[FitConfig, float]:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
-        return config, estimate_config(config, tell=lambda line: None)[1].peak / GIB
+        return config, peak_bytes(config) / GIB
 
     full_config, full_gib = config_and_peak_gib({})
     if full_gib <= _ROOM * gpu_gib:
@@ -371,13 +371,10 @@ def _changes_to_fit_the_gpu(
     if takes_probe:
         names += " and a critic without a network (critic.kind=probe)"
     reason = f"{names}, because {why}"
-    if (smallest_gib := config_and_peak_gib(changes)[1]) > _ROOM * gpu_gib:
+    smallest_config, smallest_gib = config_and_peak_gib(changes)
+    if smallest_gib > _ROOM * gpu_gib:
         reason += f"; these still need {smallest_gib:.1f}"
         if names_changes:
-            fitting = changes_that_fit(
-                config_and_peak_gib(changes)[0],
-                _ROOM * gpu_gib * GIB,
-                lambda config: estimate_config(config, tell=lambda line: None)[1].peak,
-            )
+            fitting = changes_that_fit(smallest_config, _ROOM * gpu_gib * GIB, peak_bytes)
             reason += f": {changes_phrase(fitting)}"
     return changes, [reason]
