@@ -156,6 +156,8 @@ def test_a_line_says_whether_a_critic_can_help(limits: tuple[float, float], said
     if said.startswith("can"):  # a larger group has a better mean
         assert "not clear" not in _forecast(Figure(0.5, *limits), group_size=8)
         assert "not clear" in _forecast(Figure(0.5, *limits), group_size=1.4)
+    if said.startswith("this critic cannot"):  # in no group, however large
+        assert said in _forecast(Figure(0.5, 0.91, 0.93), group_size=16)
 
 
 def test_the_correlation_of_first_values_by_hand() -> None:

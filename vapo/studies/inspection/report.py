@@ -161,8 +161,9 @@ def _forecast(ratio: Figure, *, group_size: float) -> str:
     """Say whether a critic can help the policy, by its noise in the gradient (docs/inspect.md).
 
     A critic that knows no more than the mean reward of all responses comes to 1 - 1 / group_size.
+    In groups of more than ten that is above the limit from which no critic helped.
     """
-    batch_mean = 1 - 1 / group_size
+    batch_mean = min(1 - 1 / group_size, _HELPLESS_ABOVE)
     against = "against the mean of the other responses"
     if ratio.high < batch_mean:
         return (
