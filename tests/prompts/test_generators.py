@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.config.fits import ROOT
 from tests.networks.chat_tokenizers import chat_tokenizer, ids_of, text_of
+from tests.user_code.modules_of_users import imports_are_undone  # noqa: F401
 from vapo.commands.file_checks import check_sources
 from vapo.config import FitConfig
 from vapo.config.data import FunctionSource, sources_of
@@ -20,7 +20,6 @@ from vapo.errors import UserError
 from vapo.prompts.generators import functions_beside_generators
 from vapo.prompts.sources import read_rows
 from vapo.types import FinishReason, Prompt, Rollout
-from vapo.user_code import user_functions
 
 SUMS = """
 def sums(num_examples, *, seed, step=1, is_long=False, note="none"):
@@ -43,15 +42,7 @@ data:
 """
 
 
-@pytest.fixture(autouse=True)
-def path_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(user_functions, "_appended_folders", [])
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith("mine_"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
 
 def config_of(folder: Path, code: str = SUMS, *overrides: str, overlay: str = OVERLAY) -> FitConfig:

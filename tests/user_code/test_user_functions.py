@@ -6,7 +6,7 @@ import functools
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.config.fits import MINIMAL, ROOT, write
+from tests.user_code.modules_of_users import imports_are_undone  # noqa: F401
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
 from vapo.config.data import Mixture
@@ -35,15 +36,7 @@ KEY = "rewards.function"
 HERE, THERE = "def score(*_):\n    return True\n", "def score(*_):\n    return False\n"
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(user_functions, "_appended_folders", [])
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.startswith("mine_"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("imports_are_undone")
 
 
 @pytest.fixture
